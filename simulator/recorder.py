@@ -1,0 +1,108 @@
+"""Writes down what a simulated engine does, compactly, and turns it into the tables of a run."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from simulator.request import Request
+from simulator.run import GAP_COLUMNS, REQUEST_COLUMNS, TIMELINE_COLUMNS
+from simulator.scheduler import Scheduler
+
+
+class Recorder:
+    """Flat arrays of numbers while the simulation runs; one entry a step or a run of steps, not one a token."""
+
+    def __init__(self) -> None:
+        self._requests = array("d")
+        self._gaps = array("d")
+        self._runs = array("d")
+        self._states = array("d")
+
+    def record_request(self, request: Request) -> None:
+        """A request that has ended."""
+        self._requests.extend(
+            (
+                request.request_id,
+                request.sent,
+                request.prompt_tokens,
+                request.output_tokens,
+                request.first_token,
+                request.ended,
+                request.scheduled - request.arrived,
+                request.preemptions,
+                request.output_tokens < request.max_tokens,
+            )
+        )
+
+    def record_gap(self, time: float, gap: float, count: int) -> None:
+        """`count` tokens that arrived at `time`, each `gap` seconds after its request's last one."""
+        self._gaps.extend((time, gap, count))
+
+    def record_run(self, start: float, first: float, growth: float, steps: int, count: int) -> None:
+        """`steps` steps from `start` on, of `first`, `first + growth`, ... seconds, each delivering `count` tokens."""
+        self._runs.extend((start, first, growth, steps, count))
+
+    def record_state(self, time: float, scheduler: Scheduler) -> None:
+        """Both gauges of concurrency as a step is planned."""
+        self._states.extend(
+            (
+                time,
+                len(scheduler.running),
+                len(scheduler.waiting),
+                scheduler.used_blocks * scheduler.flags.block_size,
+                scheduler.active_tokens,
+            )
+        )
+
+    def requests(self) -> pd.DataFrame:
+        """One row a request, in the order of sending."""
+        rows = _rows(self._requests, 9)
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
+        number, sent, prompt, output, first, ended, queued, preemptions, stopped = rows.T
+        with np.errstate(invalid="ignore", divide="ignore"):
+            tpot = np.where(output > 1, (ended - first) / (output - 1), np.nan)
+        columns = {
+            "request_id": number,
+            "arrival": sent,
+            "prompt_tokens": prompt,
+            "output_tokens": output,
+            "ttft": first - sent,
+            "tpot": tpot,
+            "e2el": ended - sent,
+            "queue_time": queued,
+            "preemptions": preemptions,
+            "finish_reason": np.where(stopped > 0, "stop", "length"),
+            "error": np.full(len(rows), ""),
+        }
+        return pd.DataFrame(columns).astype(REQUEST_COLUMNS)
+
+    def gaps(self) -> pd.DataFrame:
+        """Every token gap, equal ones of a step in one row, in the order of time."""
+        single = _rows(self._gaps, 3)
+        runs = _rows(self._runs, 5)
+        start, first, growth, steps, count = runs.T
+        number = steps.astype(np.int64)
+        which = np.repeat(np.arange(len(runs)), number)
+        step = np.arange(len(which)) - np.repeat(np.cumsum(number) - number, number)
+        gap = first[which] + growth[which] * step
+        time = start[which] + first[which] * (step + 1) + growth[which] * (step * (step + 1) / 2)
+        table = pd.DataFrame(
+            {
+                "time": np.concatenate([single[:, 0], time]),
+                "gap": np.concatenate([single[:, 1], gap]),
+                "count": np.concatenate([single[:, 2], count[which]]),
+            }
+        )
+        return table.sort_values("time", kind="stable", ignore_index=True).astype(GAP_COLUMNS)
+
+    def timeline(self) -> pd.DataFrame:
+        """Both gauges of concurrency, one row a planned step; in between they change evenly."""
+        return pd.DataFrame(_rows(self._states, 5), columns=list(TIMELINE_COLUMNS)).astype(TIMELINE_COLUMNS)
+
+
+def _rows(values: array[float], columns: int) -> npt.NDArray[np.float64]:
+    return np.array(values, dtype=np.float64).reshape(-1, columns)

@@ -1,0 +1,72 @@
+"""How long an engine step takes, and what the host adds outside of it.
+
+The terms are those on which independent teams converge for GPU inference: a constant (weights read from memory, kernel
+launches), a cost of each sequence, of each KV token that attention reads, of each prefill token (compute) and of prefill
+attention, which grows with the square of the prompt. A step that carries prefill and decode pays the constant once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Duration of one engine step, in seconds, linear in what the step does.
+
+    Attributes
+        constant: s a step
+        per_sequence: s for each sequence in the step
+        per_kv_token: s for each token of context that decoding sequences read
+        per_prefill_token: s for each prompt token computed
+        per_prefill_attention: s for each unit of ``tokens * (context + tokens / 2)`` of a prefill chunk
+        mixed_per_sequence: s for each sequence of a step that computes prompt tokens (full CUDA graphs serve pure decode)
+    """
+
+    constant: float
+    per_sequence: float = 0.0
+    per_kv_token: float = 0.0
+    per_prefill_token: float = 0.0
+    per_prefill_attention: float = 0.0
+    mixed_per_sequence: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"step time: {field.name} must be a finite number of seconds >= 0, got {value}")
+        if self.constant + self.per_sequence <= 0:
+            raise ValueError("step time: constant and per_sequence are both zero; a step cannot take no time")
+
+    def duration(
+        self, sequences: int, kv_tokens: int, prefill_tokens: int = 0, prefill_attention: float = 0.0
+    ) -> float:
+        """Seconds for a step of `sequences` sequences that reads `kv_tokens` tokens of context to decode and computes
+        `prefill_tokens` prompt tokens, whose chunks sum up to `prefill_attention` = sum of t * (context + t / 2)."""
+        seconds = self.constant + self.per_sequence * sequences + self.per_kv_token * kv_tokens
+        if prefill_tokens:
+            seconds += (
+                self.per_prefill_token * prefill_tokens
+                + self.per_prefill_attention * prefill_attention
+                + self.mixed_per_sequence * sequences
+            )
+        return seconds
+
+    def decode_growth(self, sequences: int) -> float:
+        """Seconds by which each further step of the same `sequences` decoding sequences takes longer."""
+        return self.per_kv_token * sequences
+
+
+@dataclass(frozen=True)
+class HostTime:
+    """What a client sees besides engine steps, in seconds.
+
+    Attributes
+        per_request: HTTP, tokenizing and hand-over to the engine and the first answer's way back, once a request
+    """
+
+    per_request: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.per_request < float("inf"):
+            raise ValueError(f"host time: per_request must be a finite number of seconds >= 0, got {self.per_request}")

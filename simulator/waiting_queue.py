@@ -1,0 +1,67 @@
+"""Requests that wait for admission, in the order that the scheduling policy gives (`v1/core/sched/request_queue.py`)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+
+from simulator.request import Request
+
+
+class FCFSQueue:
+    """First come, first served; a preempted request goes back to the head."""
+
+    def __init__(self) -> None:
+        self._requests: deque[Request] = deque()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    @property
+    def head(self) -> Request:
+        return self._requests[0]
+
+    def append(self, request: Request) -> None:
+        self._requests.append(request)
+
+    def prepend(self, request: Request) -> None:
+        self._requests.appendleft(request)
+
+    def popleft(self) -> Request:
+        return self._requests.popleft()
+
+    def remove(self, request: Request) -> None:
+        self._requests.remove(request)
+
+
+class PriorityQueue:
+    """Lowest priority value first, then earliest arrival, then lowest request id."""
+
+    def __init__(self) -> None:
+        self._requests: list[tuple[int, float, int, Request]] = []
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return (entry[-1] for entry in sorted(self._requests))
+
+    @property
+    def head(self) -> Request:
+        return self._requests[0][-1]
+
+    def append(self, request: Request) -> None:
+        heappush(self._requests, (request.priority, request.arrival_time, request.request_id, request))
+
+    prepend = append
+
+    def popleft(self) -> Request:
+        return heappop(self._requests)[-1]
+
+    def remove(self, request: Request) -> None:
+        self._requests = [entry for entry in self._requests if entry[-1] is not request]
+        heapify(self._requests)
