@@ -29,7 +29,7 @@ class DecodeBatch:
         self.kv_tokens = 0
         self._block_size = block_size
         # requests by (computed - clock) modulo the block size: those of one phase need a new block in the same step
-        self._phase = [0] * block_size
+        self._phase: list[dict[Request, None]] = [{} for _ in range(block_size)]
         self._due: dict[int, list[Request]] = {}
         self._due_clocks: list[int] = []
 
@@ -40,7 +40,7 @@ class DecodeBatch:
         request.last_step = last_step
         self.size += 1
         self.kv_tokens += request.computed
-        self._phase[(request.computed - self.clock) % self._block_size] += 1
+        self._phase[(request.computed - self.clock) % self._block_size][request] = None
         if last_step in self._due:
             self._due[last_step].append(request)
         else:
@@ -54,7 +54,7 @@ class DecodeBatch:
         request.decoding = False
         self.size -= 1
         self.kv_tokens -= request.computed
-        self._phase[(request.computed - self.clock) % self._block_size] -= 1
+        del self._phase[(request.computed - self.clock) % self._block_size][request]
         if (due := self._due.get(request.last_step)) is not None:
             due.remove(request)
 
@@ -71,8 +71,13 @@ class DecodeBatch:
         rounds, rest = divmod(steps, self._block_size)
         needed = rounds * self.size
         for step in range(rest):
-            needed += self._phase[(-self.clock - step) % self._block_size]
+            needed += len(self._phase[(-self.clock - step) % self._block_size])
         return needed
+
+    def opening_block(self, step: int) -> list[Request]:
+        """The requests that take a new block in the `step`-th step from now, 0 for the next, in running order."""
+        opening = self._phase[(-self.clock - step) % self._block_size]
+        return sorted(opening, key=lambda request: request.position)
 
     def advance(self, steps: int = 1) -> None:
         """Give every request `steps` tokens."""

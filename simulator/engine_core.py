@@ -82,7 +82,7 @@ class EngineCore:
                 self._planned_steady = False
                 return []
         ended = self._process_oldest()
-        if not planned and scheduler.has_unfinished:
+        if not planned and scheduler.has_requests:
             self.now += self._idle_sleep
         return ended
 

@@ -30,6 +30,7 @@ class EngineFlags:
     num_gpu_blocks: int = 8192
     block_size: int = 16
     enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = False
     long_prefill_token_threshold: int = 0
     long_prefill_token_threshold_adaptive: bool = False
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 
 class Request:
     """One request in the engine. Field names in brackets are vLLM's (`v1/request.py`).
@@ -12,6 +14,8 @@ class Request:
         max_tokens: most tokens it may generate
         output_tokens: tokens after which it really stops: `max_tokens`, or fewer if a stop token ends it
         priority, arrival_time: order under ``--scheduling-policy priority``; lower goes first
+        prefix: contents of the prompt's first full KV blocks, equal where the tokens up to there are equal; blocks
+            beyond are like no other request's
 
     Attributes kept by the scheduler. While `decoding`, the `DecodeBatch` counts for the request: `computed` and
     `output` hold what they were when it joined.
@@ -44,6 +48,7 @@ class Request:
         "output_tokens",
         "position",
         "preempted",
+        "prefix",
         "preemptions",
         "priority",
         "prompt_tokens",
@@ -60,6 +65,7 @@ class Request:
         max_tokens: int | None = None,
         priority: int = 0,
         arrival_time: float = 0.0,
+        prefix: tuple[Hashable, ...] = (),
     ) -> None:
         self.request_id = request_id
         self.prompt_tokens = prompt_tokens
@@ -67,6 +73,7 @@ class Request:
         self.max_tokens = output_tokens if max_tokens is None else max_tokens
         self.priority = priority
         self.arrival_time = arrival_time
+        self.prefix = prefix
         self.computed = 0
         self.output = 0
         self.in_flight = 0
@@ -80,6 +87,10 @@ class Request:
         self.preemptions = 0
         self.sent = self.arrived = arrival_time
         self.scheduled = self.first_token = self.last_token = self.ended = float("nan")
+
+    def block_content(self, index: int) -> Hashable:
+        """What the `index`-th full KV block holds: equal for two blocks iff all tokens up to their ends are equal."""
+        return self.prefix[index] if index < len(self.prefix) else (self, index)
 
     def __repr__(self) -> str:
         return f"Request({self.request_id}, {self.prompt_tokens}/{self.output_tokens})"

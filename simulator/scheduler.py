@@ -15,6 +15,7 @@ from collections import deque
 
 from simulator.decode_batch import DecodeBatch
 from simulator.engine_flags import EngineFlags
+from simulator.kv_cache import BlockCounter, KVCache, PrefixCache
 from simulator.request import Request
 from simulator.waiting_queue import FCFSQueue, PriorityQueue
 
@@ -96,7 +97,7 @@ class Scheduler:
     Attributes
         running: requests in the order of vLLM's running list
         waiting: requests not admitted yet or preempted
-        free_blocks: KV blocks that nobody holds
+        kv_cache: the KV blocks
         batch: the steadily decoding part of `running`
     """
 
@@ -104,7 +105,11 @@ class Scheduler:
         self.flags = flags
         self.running: dict[Request, None] = {}
         self.waiting = PriorityQueue() if flags.scheduling_policy == "priority" else FCFSQueue()
-        self.free_blocks = flags.usable_blocks
+        self.kv_cache: KVCache = (
+            PrefixCache(flags.usable_blocks, flags.block_size)
+            if flags.enable_prefix_caching
+            else BlockCounter(flags.usable_blocks)
+        )
         self.batch = DecodeBatch(flags.block_size)
         self.preemptions = 0
         self._others: list[Request] = []  # running requests outside the batch that still need tokens, in running order
@@ -123,12 +128,8 @@ class Scheduler:
         return bool(self.running) or bool(self.waiting) or self._flush
 
     @property
-    def has_unfinished(self) -> bool:
-        return bool(self.running) or bool(self.waiting)
-
-    @property
     def used_blocks(self) -> int:
-        return self.flags.usable_blocks - self.free_blocks
+        return self.flags.usable_blocks - self.kv_cache.free_blocks
 
     @property
     def active_tokens(self) -> int:
@@ -182,6 +183,7 @@ class Scheduler:
         for request in self._unprocessed[-1].finishing:
             if request.decoding and request.output_tokens == request.max_tokens:
                 self.batch.leave(request)
+                self.kv_cache.store(request, request.computed - 1)
                 request.output = request.output_tokens - 1
                 request.in_flight = 1
 
@@ -215,11 +217,12 @@ class Scheduler:
                 plan.append(Chunk(request, tokens, request.computed))
                 needed += self._blocks_for(request, tokens)
                 budget_left -= tokens
-        if budget_left < 0 or needed > self.free_blocks:
+        if budget_left < 0 or needed > self.kv_cache.free_blocks or (plan and self.kv_cache.ordered):
             return self._schedule_one_by_one(step, threshold)
+        if decodes:
+            self.kv_cache.take_for_batch(self.batch, 1)
         for chunk in plan:
-            chunk.request.blocks += self._blocks_for(chunk.request, chunk.tokens)
-        self.free_blocks -= needed
+            self.kv_cache.take(chunk.request, self._blocks_for(chunk.request, chunk.tokens))
         step.chunks = plan
         step.decodes = decodes
         return budget_left
@@ -258,14 +261,13 @@ class Scheduler:
                 continue
             context = self.batch.computed(request) if decoding else request.computed
             stop = False
-            while (needed := self._blocks_of(request, tokens)) > self.free_blocks:
+            while (needed := self._blocks_of(request, tokens)) > self.kv_cache.free_blocks:
                 victim = self._choose_victim(order)
                 at = order.index(victim)
                 order.pop(at)
                 taken = granted.pop(victim, None)
                 if taken is not None:
                     budget += taken.tokens
-                    self._take_back(taken)
                 if at < index and (taken is not None or self._index_rule):
                     index -= 1
                 self._preempt(step, victim)
@@ -274,9 +276,9 @@ class Scheduler:
                     break
             if stop:
                 break
-            self.free_blocks -= needed
+            self.kv_cache.take(request, needed)
             if not decoding:
-                request.blocks += needed
+                self.kv_cache.store(request, min(context + tokens, request.prompt_tokens + request.output))
             granted[request] = Chunk(request, tokens, context)
             budget -= tokens
             index += 1
@@ -290,11 +292,6 @@ class Scheduler:
             return int(self.batch.needs_block(request))
         return self._blocks_for(request, tokens)
 
-    def _take_back(self, chunk: Chunk) -> None:
-        """Return the block that a victim of the batch was given earlier in this step."""
-        if chunk.request.decoding and self.batch.needs_block(chunk.request):
-            self.free_blocks += 1
-
     def _choose_victim(self, order: list[Request]) -> Request:
         if self.flags.scheduling_policy == "priority":
             return max(order, key=lambda request: (request.priority, request.arrival_time))
@@ -304,8 +301,8 @@ class Scheduler:
         """Take everything from a running request and send it back to wait; its output so far is kept."""
         if request.decoding:
             self._leave_batch(step, request)
-        self.free_blocks += request.blocks
-        request.blocks = request.computed = request.in_flight = 0
+        self.kv_cache.release(request)
+        request.computed = request.in_flight = 0
         request.preempted = True
         request.preemptions += 1
         self.preemptions += 1
@@ -329,6 +326,7 @@ class Scheduler:
         self.batch.leave(request)
         sampled = request.computed + 1 - request.prompt_tokens
         request.output = sampled
+        self.kv_cache.store(request, request.computed - len(self._unprocessed))
         if not self._unprocessed:
             step.left.append(request)
             return
@@ -349,33 +347,40 @@ class Scheduler:
         flags = self.flags
         while budget > 0 and self.waiting and len(self.running) < flags.max_num_seqs:
             request = self.waiting.head
-            tokens = request.prompt_tokens + request.output
+            known = request.prompt_tokens + request.output
+            prefix = self.kv_cache.find_prefix(request, known)
+            cached = len(prefix) * flags.block_size
+            tokens = known - cached
             if 0 < threshold < tokens:
                 tokens = threshold
             if tokens > budget:
                 if not flags.enable_chunked_prefill:
                     break
                 tokens = budget
-            if not self._has_room(request, tokens):
+            if not self._has_room(known, cached + tokens, prefix):
                 break
             self.waiting.popleft()
             self._positions += 1
             request.position = self._positions
             request.preempted = False
-            request.blocks = -(-min(tokens, flags.max_model_len) // flags.block_size)
-            self.free_blocks -= request.blocks
+            request.computed = cached
+            self.kv_cache.adopt(request, prefix)
+            self.kv_cache.take(request, self._blocks_for(request, tokens))
+            self.kv_cache.store(request, min(cached + tokens, known))
             self.running[request] = None
             self._others.append(request)
             step.admitted.append(request)
-            step.chunks.append(Chunk(request, tokens, 0))
+            step.chunks.append(Chunk(request, tokens, cached))
             budget -= tokens
 
-    def _has_room(self, request: Request, tokens: int) -> bool:
-        """vLLM's admission rule: blocks for this step, the whole known sequence against the free blocks, watermark."""
+    def _has_room(self, known: int, computed: int, prefix: list[int]) -> bool:
+        """vLLM's admission rule: room for `computed` tokens after this step, for all `known` ones if they are reserved,
+        and a watermark unless nothing runs."""
         flags = self.flags
-        known = request.prompt_tokens + request.output if flags.scheduler_reserve_full_isl else tokens
-        blocks = -(-min(max(known, tokens), flags.max_model_len) // flags.block_size)
-        return blocks + (self._watermark if self.running else 0) <= self.free_blocks
+        length = max(known, computed) if flags.scheduler_reserve_full_isl else computed
+        blocks = -(-min(length, flags.max_model_len) // flags.block_size) - len(prefix)
+        blocks += self.kv_cache.unreferenced(prefix)
+        return blocks + (self._watermark if self.running else 0) <= self.kv_cache.free_blocks
 
     def _commit(self, step: Step) -> None:
         """Advance what every scheduled request has computed and note who samples."""
@@ -424,6 +429,7 @@ class Scheduler:
                 request.output += 1
                 if request.in_flight:
                     request.in_flight -= 1
+                    self.kv_cache.store(request, request.computed - request.in_flight)
                 if request.output >= request.output_tokens:
                     ended.append(request)
         if len(ended) > 1:
@@ -438,9 +444,10 @@ class Scheduler:
             self.batch.leave(request)
             if self._unprocessed:
                 self._unprocessed[0].tokens_out -= 1  # the token after a stop token is computed and thrown away
-        self.free_blocks += request.blocks
-        request.blocks = 0
         request.output = request.output_tokens
+        if not request.preempted:
+            self.kv_cache.store(request, request.prompt_tokens + request.output - 1)
+            self.kv_cache.release(request)
         request.finished = True
         self._flush = True
         if request.preempted:
@@ -459,12 +466,13 @@ class Scheduler:
         steps = batch.steps_until_due() - 1
         if steps <= 0 or self._others:
             return 0
-        if batch.blocks_needed(steps) <= self.free_blocks:
+        free = self.kv_cache.free_blocks
+        if batch.blocks_needed(steps) <= free:
             return steps
         low, high = 0, steps  # blocks for `low` steps are free, for `high` they are not
         while high - low > 1:
             middle = (low + high) // 2
-            if batch.blocks_needed(middle) <= self.free_blocks:
+            if batch.blocks_needed(middle) <= free:
                 low = middle
             else:
                 high = middle
@@ -472,7 +480,7 @@ class Scheduler:
 
     def repeat(self, steps: int) -> None:
         """Schedule and process `steps` further steady steps; the step in flight, if any, becomes the last of them."""
-        self.free_blocks -= self.batch.blocks_needed(steps)
+        self.kv_cache.take_for_batch(self.batch, steps)
         self.batch.advance(steps)
         for step in self._unprocessed:
             step.decode_kv_tokens += steps * step.decodes

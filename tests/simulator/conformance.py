@@ -33,6 +33,7 @@ def flags_of(head: dict[str, Any]) -> EngineFlags:
         num_gpu_blocks=config["num_blocks"],
         block_size=config["block_size"],
         enable_chunked_prefill=config["chunked_prefill"],
+        enable_prefix_caching=config["prefix_caching"],
         long_prefill_token_threshold=config["long_prefill_token_threshold"],
         long_prefill_token_threshold_adaptive=config["long_prefill_token_threshold_adaptive"],
         scheduling_policy=config["policy"],
@@ -60,9 +61,16 @@ class Replay:
 
     def _request(self, number: int, entry: dict[str, Any]) -> Request:
         arrival = entry.get("arrival_time", entry.get("arrival_step", 0))
+        shared = entry.get("prefix_len", 0) // self.flags.block_size
         output = min(entry["output_len"], entry.get("stop_len", entry["output_len"]))
         return Request(
-            number, entry["prompt_len"], output, entry["output_len"], entry.get("priority", 0), float(arrival)
+            number,
+            entry["prompt_len"],
+            output,
+            entry["output_len"],
+            entry.get("priority", 0),
+            float(arrival),
+            tuple((entry.get("prefix_id"), block) for block in range(shared)),
         )
 
     def schedule(self, iteration: int) -> tuple[Step, Event]:
@@ -91,7 +99,7 @@ class Replay:
             "preempted": self._names(step.preempted),
             "running": self._names(scheduler.running),
             "waiting": self._names(scheduler.waiting),
-            "free": scheduler.free_blocks,
+            "free": scheduler.kv_cache.free_blocks,
         }
         self._samples.append(samples)
         return step, event
@@ -105,7 +113,7 @@ class Replay:
             "it": iteration,
             "tokens": self._names(samples),
             "finished": self._names(finished),
-            "free": self.scheduler.free_blocks,
+            "free": self.scheduler.kv_cache.free_blocks,
         }
 
     def _names(self, requests: Any) -> list[str]:
