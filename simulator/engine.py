@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 import simpy
+from simpy.events import EventPriority
 
 from simulator.engine_core import EngineCore
 from simulator.engine_flags import EngineFlags
@@ -18,7 +19,9 @@ from simulator.workload import ClosedLoop, Workload
 
 Process = Generator[simpy.Event, Any, None]
 
-AFTER_ALL_ELSE = 2  # SimPy's priorities: 0 urgent, 1 normal; the engine plans a step when all of that moment has happened
+AFTER_ALL_ELSE = EventPriority(
+    2
+)  # behind SimPy's urgent (0) and normal (1): a step is planned when all else of its moment happened
 
 
 class Engine:

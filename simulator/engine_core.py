@@ -54,8 +54,8 @@ class EngineCore:
     def advance(self, horizon: float) -> list[Request]:
         """Run until requests end, or the next step would be planned at or after `horizon`, or nothing is left to do.
 
-        Returns the requests that ended, at `now`. At least one pass of the loop is made. `horizon` is the next moment at
-        which a request might arrive.
+        Returns the requests that ended, at `now`. At least one pass of the loop is made. `horizon` is the next moment
+        at which a request might arrive.
         """
         while True:
             ended = self._pass()

@@ -44,7 +44,7 @@ class EngineFlags:
             if getattr(self, name) < 1:
                 raise FlagError(f"{_flag(name)} must be at least 1, got {getattr(self, name)}")
         if self.num_gpu_blocks < 2:
-            raise FlagError(f"the KV pool needs at least 2 blocks (one is vLLM's null block), got {self.num_gpu_blocks}")
+            raise FlagError(f"the KV pool needs 2 blocks or more, one is vLLM's null block; got {self.num_gpu_blocks}")
         if self.long_prefill_token_threshold < 0:
             raise FlagError("--long-prefill-token-threshold must not be negative")
         if not 0 <= self.watermark < 1:

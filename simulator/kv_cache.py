@@ -17,8 +17,11 @@ from simulator.request import Request
 class KVCache(Protocol):
     """What the scheduler asks of a KV cache. Sizes are blocks unless they are called tokens."""
 
-    free_blocks: int
     ordered: bool  # whether it matters which request takes its blocks first
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that can be taken."""
 
     def find_prefix(self, request: Request, known_tokens: int) -> list[int]:
         """The blocks that hold the longest cached prefix of a request that has computed nothing."""

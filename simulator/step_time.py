@@ -1,8 +1,9 @@
 """How long an engine step takes, and what the host adds outside of it.
 
 The terms are those on which independent teams converge for GPU inference: a constant (weights read from memory, kernel
-launches), a cost of each sequence, of each KV token that attention reads, of each prefill token (compute) and of prefill
-attention, which grows with the square of the prompt. A step that carries prefill and decode pays the constant once.
+launches), a cost of each sequence, of each KV token that attention reads, of each prefill token (compute) and of
+prefill attention, which grows with the square of the prompt. A step that carries prefill and decode pays the constant
+once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class StepTime:
         per_kv_token: s for each token of context that decoding sequences read
         per_prefill_token: s for each prompt token computed
         per_prefill_attention: s for each unit of ``tokens * (context + tokens / 2)`` of a prefill chunk
-        mixed_per_sequence: s for each sequence of a step that computes prompt tokens (full CUDA graphs serve pure decode)
+        mixed_per_sequence: s for each sequence of a step with prompt tokens (full CUDA graphs serve pure decode)
     """
 
     constant: float

@@ -1,4 +1,4 @@
-"""Requests that wait for admission, in the order that the scheduling policy gives (`v1/core/sched/request_queue.py`)."""
+"""Requests that wait for admission, in the order of the scheduling policy (`v1/core/sched/request_queue.py`)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Everything that touches reality: endpoints, load, measured runs, fitting, validation."""

@@ -1,0 +1,175 @@
+"""Engine steps, seen from outside.
+
+All streams that get a token in an engine step get it at the same moment, so the arrival times of concurrent streams
+show where steps end, how long they took, and which requests were in them. What prompts were computed in a step follows
+from vLLM's rules: first come first served, within the step's token budget, until the step that brings the first token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from simulator.engine_flags import EngineFlags
+from simulator.run import Level
+
+STEP_COLUMNS = {
+    "time": "float64",  # s, when its tokens arrived
+    "duration": "float64",  # s
+    "sequences": "int64",
+    "kv_tokens": "int64",  # context read by decoding sequences
+    "prefill_tokens": "int64",
+    "prefill_attention": "float64",  # sum of t * (context + t / 2) over the chunks
+}
+MERGING = 0.5  # tokens belong to one step if they are closer than this share of the usual gap
+
+
+@dataclass
+class Stream:
+    """One request's tokens: when each chunk came and how many tokens had come by then."""
+
+    request_id: int
+    sent: float
+    prompt_tokens: int
+    times: list[float]
+    tokens: list[int]
+    unseen: int = field(init=False)  # prompt tokens not yet assigned to a step
+    first_step: int = -1
+
+    def __post_init__(self) -> None:
+        self.unseen = self.prompt_tokens
+
+    @property
+    def computed(self) -> int:
+        return self.prompt_tokens - self.unseen
+
+
+@dataclass
+class Delivery:
+    """The tokens that arrived together: one step. By stream: when, and the number of the token."""
+
+    arrivals: dict[int, tuple[float, int]]
+
+    @property
+    def time(self) -> float:
+        return min(time for time, _ in self.arrivals.values())
+
+
+def streams(level: Level) -> list[Stream]:
+    """The successful requests of a measured level, in the order of sending. Raises ValueError without raw tokens."""
+    if level.tokens is None:
+        raise ValueError("steps can only be seen in a run with raw token times (tokens.csv)")
+    chunks: dict[object, pd.DataFrame] = dict(list(level.tokens.groupby("request_id", sort=False)))
+    done = level.completed.sort_values("arrival")
+    found = []
+    columns = (done[name].tolist() for name in ("request_id", "arrival", "prompt_tokens"))
+    for number, sent, prompt in zip(*columns, strict=True):
+        if (group := chunks.get(number)) is not None:
+            found.append(Stream(number, sent, prompt, group["time"].tolist(), group["tokens"].tolist()))
+    return found
+
+
+def deliveries(sent: list[Stream]) -> list[Delivery]:
+    """Group the chunks of all streams into steps: no stream twice in one, none long after the others."""
+    gaps = [b - a for stream in sent for a, b in zip(stream.times, stream.times[1:], strict=False)]
+    near = MERGING * float(np.median(gaps)) if gaps else 0.0
+    events = sorted(
+        (time, number, tokens)
+        for number, stream in enumerate(sent)
+        for time, tokens in zip(stream.times, stream.tokens, strict=True)
+    )
+    steps: list[Delivery] = []
+    last = -np.inf
+    for time, number, tokens in events:
+        if not steps or number in steps[-1].arrivals or time - last > near:
+            steps.append(Delivery({}))
+        steps[-1].arrivals[number] = (time, tokens)
+        last = time
+    return steps
+
+
+def reconstruct(level: Level, flags: EngineFlags, request_delay: float) -> pd.DataFrame:
+    """The steps of a measured level whose duration and composition are certain: columns of `STEP_COLUMNS`.
+
+    `request_delay` is the time in seconds from sending a request to its reaching the engine.
+    """
+    sent = streams(level)
+    steps = deliveries(sent)
+    for index, step in enumerate(steps):
+        for number, (_, tokens) in step.arrivals.items():
+            if sent[number].first_step < 0:
+                sent[number].first_step = index
+            if tokens < 1:
+                raise ValueError("a chunk without tokens in the raw record")
+    waiting = list(sent)
+    rows = []
+    for index, step in enumerate(steps):
+        planned = _planned_at(steps, index, flags.async_scheduling, sent)
+        prefill = _prefill(waiting, index, step, planned - request_delay, flags, sent)
+        row = _row(steps, index, prefill, sent)
+        if row is not None:
+            rows.append(row)
+        waiting = [stream for stream in waiting if stream.first_step > index or stream.first_step < 0]
+    return pd.DataFrame(rows, columns=list(STEP_COLUMNS)).astype(STEP_COLUMNS)
+
+
+def _planned_at(steps: list[Delivery], index: int, asynchronous: bool, sent: list[Stream]) -> float:
+    """When a step was planned: as the one before it ended, or with asynchronous scheduling the one before that."""
+    back = 2 if asynchronous else 1
+    if index >= back and all(_follows(steps, at) for at in range(index, index - back, -1)):
+        return steps[index - back].time
+    first = steps[index - 1] if index and _follows(steps, index) else steps[index]
+    return min((sent[number].sent for number in first.arrivals), default=0.0)
+
+
+def _follows(steps: list[Delivery], index: int) -> bool:
+    """Whether a step came right after the one before: some stream got a token in both."""
+    if index < 1:
+        return False
+    return not steps[index].arrivals.keys().isdisjoint(steps[index - 1].arrivals)
+
+
+def _prefill(
+    waiting: list[Stream], index: int, step: Delivery, planned: float, flags: EngineFlags, sent: list[Stream]
+) -> tuple[int, int, float] | None:
+    """Chunks, prompt tokens and attention of a step; None if they contradict what arrived. Uses up `unseen`."""
+    firsts = {number for number in step.arrivals if sent[number].first_step == index}
+    room = flags.max_num_batched_tokens - (len(step.arrivals) - len(firsts))
+    chunks, tokens, attention, certain = 0, 0, 0.0, True
+    for stream in waiting:
+        ends = stream.first_step == index
+        take = min(stream.unseen, room)
+        if not ends and (stream.sent > planned or take == stream.unseen or take == 0):
+            break  # it had not arrived, or it would have ended here, or the step is full
+        if ends and take < stream.unseen:
+            certain, take = False, stream.unseen
+        chunks += 1
+        tokens += take
+        attention += take * (stream.computed + take / 2)
+        stream.unseen -= take
+        room -= take
+    unexplained = [number for number in firsts if sent[number].unseen]
+    for number in unexplained:
+        sent[number].unseen = 0
+    return (chunks, tokens, attention) if certain and not unexplained else None
+
+
+def _row(
+    steps: list[Delivery], index: int, prefill: tuple[int, int, float] | None, sent: list[Stream]
+) -> tuple[float, float, int, int, int, float] | None:
+    """The step as a row of the table; None if its duration or its composition is not certain."""
+    if prefill is None or index < 1:
+        return None
+    step, before = steps[index].arrivals, steps[index - 1].arrivals
+    both = step.keys() & before.keys()
+    if not both or any(step[number][1] - before[number][1] != 1 for number in both):
+        return None
+    missing = [number for number in before if number not in step and before[number][1] < sent[number].tokens[-1]]
+    if missing:
+        return None
+    duration = float(np.median([step[number][0] - before[number][0] for number in both]))
+    chunks, tokens, attention = prefill
+    kv_tokens = sum(sent[number].prompt_tokens + step[number][1] - 2 for number in both)
+    return steps[index].time, duration, len(both) + chunks, kv_tokens, tokens, attention

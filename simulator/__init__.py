@@ -1,0 +1,1 @@
+"""A discrete-event simulator of vLLM serving: it knows no network and no screen."""

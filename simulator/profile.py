@@ -1,0 +1,237 @@
+"""The profile: what was fitted on one server, with its uncertainty and where it may be trusted.
+
+A YAML file that people read and keep under version control. Times are seconds, lengths are tokens.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import MISSING, asdict, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    ValidationInfo,
+    model_validator,
+)
+
+from simulator.engine_flags import EngineFlags, FlagError
+from simulator.step_time import HostTime, StepTime
+from simulator.vllm_flags import change_flags, parse_flags
+from simulator.workload import ClosedLoop, Workload
+from simulator.yaml_file import DocumentError, KeyProblem, Section, read_yaml, suggestion
+
+# flags that a profile must state: a default would make up a server
+NEEDED_FLAGS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_gpu_blocks", "block_size")
+
+
+class ProfileError(DocumentError):
+    """A file that is not a profile, or not one that this version reads. The message is one line."""
+
+
+class Coefficient(Section):
+    """One fitted number. `low` and `high` bound it with 90 % confidence."""
+
+    value: float = Field(ge=0, description="seconds")
+    stderr: float | None = Field(default=None, ge=0, description="seconds, standard error")
+    low: float | None = Field(default=None, description="seconds, lower end of the 90 % interval")
+    high: float | None = Field(default=None, description="seconds, upper end of the 90 % interval")
+    origin: Literal["measured", "assumed"] = Field(default="measured", description="'measured' or 'assumed'")
+    note: str = ""
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> Self:
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise KeyProblem("low", f"the lower bound {self.low:g} lies above the upper bound {self.high:g}")
+        return self
+
+
+def _of_step_time(coefficients: dict[str, Coefficient]) -> dict[str, Coefficient]:
+    _check_names(coefficients, StepTime)
+    StepTime(**{name: coefficient.value for name, coefficient in coefficients.items()})
+    return coefficients
+
+
+def _of_host_time(coefficients: dict[str, Coefficient]) -> dict[str, Coefficient]:
+    _check_names(coefficients, HostTime)
+    return coefficients
+
+
+def _check_names(coefficients: dict[str, Coefficient], kind: type[StepTime | HostTime]) -> None:
+    known = {field.name for field in fields(kind)}
+    for name in coefficients:
+        if name not in known:
+            raise KeyProblem(name, f"unknown coefficient; {suggestion(name, known)}")
+    for field in fields(kind):
+        if field.default is MISSING and field.name not in coefficients:
+            raise ValueError(f"the coefficient {field.name!r} is missing")
+
+
+class Coefficients(Section):
+    """The terms of `simulator.step_time`, by name; one that is left out is zero."""
+
+    step_time: Annotated[dict[str, Coefficient], AfterValidator(_of_step_time)]
+    host_time: Annotated[dict[str, Coefficient], AfterValidator(_of_host_time)] = Field(default_factory=dict)
+
+
+def _pair(value: object) -> object:
+    if isinstance(value, (list, tuple)) and len(value) == 2:
+        low, high = value
+        if isinstance(low, (int, float)) and isinstance(high, (int, float)) and low > high:
+            raise ValueError(f"a range is written [low, high], got [{low}, {high}]")
+        return (low, high)
+    return value
+
+
+Range = Annotated[tuple[int, int], BeforeValidator(_pair)]
+
+
+class MeasuredRange(Section):
+    """The conditions under which the coefficients were measured, each from the lowest to the highest seen."""
+
+    concurrency: Range = Field(description="requests in the system")
+    sequences: Range = Field(description="sequences in one step")
+    context_tokens: Range = Field(description="prompt and generated tokens of one request")
+    prompt_chunk_tokens: Range = Field(description="prompt tokens computed in one step")
+
+
+class LevelErrors(Section):
+    """How far the prediction of one measured level is off.
+
+    `errors` are (predicted - measured) / measured, by metric.
+    """
+
+    level: str
+    num_prompts: int = Field(ge=1, description="number of requests")
+    errors: dict[str, float] = Field(description="relative errors by metric, 0.02 for 2 % above the measurement")
+
+
+class Provenance(Section):
+    """Where the profile comes from."""
+
+    created: str = Field(default="", description="date and time, ISO 8601")
+    capsim_version: str = ""
+    source: str = Field(default="", description="what was measured, or which publication it was fitted to")
+
+
+def _engine_flags(value: object, info: ValidationInfo) -> object:
+    version = info.data.get("engine_version", EngineFlags.engine_version)
+    if isinstance(value, EngineFlags):
+        return replace(value, engine_version=version)
+    if not isinstance(value, dict):
+        return value
+    flags = parse_flags(value)
+    for name in ("engine_version", "kv_cache_memory_bytes"):
+        if name in flags:
+            raise KeyProblem(name, "does not belong among the flags of a profile")
+    for name in NEEDED_FLAGS:
+        if name not in flags:
+            raise FlagError(f"{name} is missing; a profile states the flags of the server that was measured")
+    return EngineFlags(**flags, engine_version=version)
+
+
+def _plain_flags(flags: EngineFlags) -> dict[str, Any]:
+    return {name: value for name, value in asdict(flags).items() if name != "engine_version"}
+
+
+class Profile(Section):
+    """One model on one engine and GPU, as fitted.
+
+    `engine_flags` are those of the server that was measured. `assumed` are sentences on what was taken for granted and
+    not measured.
+    """
+
+    schema_version: Literal[1] = 1
+    name: str = Field(min_length=1, description="the profile's name")
+    model: str = Field(description="the model's name")
+    gpu: str | None = None
+    engine_version: str = Field(pattern=r"^\d+\.\d+", description="vLLM's version, such as 0.32.0")
+    kv_bytes_per_token: int | None = Field(default=None, ge=1, description="bytes of KV cache per token, all layers")
+    engine_flags: Annotated[InstanceOf[EngineFlags], BeforeValidator(_engine_flags), PlainSerializer(_plain_flags)]
+    coefficients: Coefficients
+    measured_range: MeasuredRange
+    fit: list[LevelErrors] = Field(default_factory=list)
+    hold_out: list[LevelErrors] = Field(default_factory=list)
+    assumed: list[str] = Field(default_factory=list)
+    provenance: Provenance = Field(default_factory=Provenance)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The profile in the file at `path`. Raises `ProfileError`."""
+        return read_yaml(Path(path), cls, ProfileError)
+
+    def save(self, path: str | Path) -> None:
+        """Write the profile; the same profile gives the same bytes."""
+        path = Path(path)
+        partial = path.with_name(f".{path.name}.partial")
+        partial.write_text(self.to_yaml(), encoding="utf-8")
+        os.replace(partial, path)  # in one move: a reader never sees half a profile
+
+    def to_yaml(self) -> str:
+        data = self.model_dump(mode="json", exclude_none=True)
+        for terms in data["coefficients"].values():
+            for coefficient in terms.values():
+                if not coefficient["note"]:
+                    del coefficient["note"]
+        header = f"# capsim profile of {self.name}; times in seconds, lengths in tokens\n"
+        return header + yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+
+    @property
+    def step_time(self) -> StepTime:
+        return StepTime(**{name: term.value for name, term in self.coefficients.step_time.items()})
+
+    @property
+    def host_time(self) -> HostTime:
+        return HostTime(**{name: term.value for name, term in self.coefficients.host_time.items()})
+
+    def with_flags(self, **changes: object) -> EngineFlags:
+        """`engine_flags` with some changed; ``kv_cache_memory_bytes`` is known too. Raises `FlagError`."""
+        return change_flags(self.engine_flags, changes, self.kv_bytes_per_token)
+
+    def outside_range(
+        self, workload: Workload, flags: EngineFlags | None = None, peak_running: int | None = None
+    ) -> list[str]:
+        """What of `workload` lies outside the measured conditions, a sentence each.
+
+        `flags` default to the profile's. `peak_running` is the largest number of requests that ran at once; without it,
+        an open loop is not judged by it.
+        """
+        flags, measured, arrivals = flags or self.engine_flags, self.measured_range, workload.arrivals
+        sentences = []
+        if isinstance(arrivals, ClosedLoop):
+            sentences += _outside("concurrency", arrivals.concurrency, arrivals.concurrency, measured.concurrency)
+            peak_running = peak_running or min(arrivals.concurrency, flags.max_num_seqs, workload.num_prompts)
+        if peak_running is not None:
+            sentences += _outside("sequences in a step", 1, peak_running, measured.sequences, only_above=True)
+        prompts = [shape.input_len for shape in workload.shapes]
+        longest = max(shape.input_len.high + shape.output_len.high for shape in workload.shapes)
+        shortest = min(prompt.low for prompt in prompts)
+        sentences += _outside("tokens of a request", shortest, longest, measured.context_tokens, only_above=True)
+        chunk = min(max(prompt.high for prompt in prompts), flags.max_num_batched_tokens)
+        sentences += _outside("prompt tokens in a step", chunk, chunk, measured.prompt_chunk_tokens)
+        return sentences
+
+
+def _outside(what: str, low: int, high: int, measured: tuple[int, int], only_above: bool = False) -> list[str]:
+    if high > measured[1]:
+        return [f"{what}: {high:,} lies above the measured {measured[0]:,} to {measured[1]:,}"]
+    if low < measured[0] and not only_above:
+        return [f"{what}: {low:,} lies below the measured {measured[0]:,} to {measured[1]:,}"]
+    return []
+
+
+class _Dumper(yaml.SafeDumper):
+    """Block style, but pairs of numbers on one line."""
+
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
+        short = len(sequence) == 2 and all(isinstance(item, (int, float)) for item in sequence)
+        return super().represent_sequence(tag, sequence, flow_style=short)
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
