@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import simpy
@@ -15,7 +15,7 @@ from simulator.request import Request
 from simulator.run import Level
 from simulator.scheduler import Scheduler
 from simulator.step_time import HostTime, StepTime
-from simulator.workload import ClosedLoop, Workload
+from simulator.workload import Load, Workload
 
 Process = Generator[simpy.Event, Any, None]
 
@@ -67,6 +67,23 @@ class Engine:
         return event
 
 
+class ApiServer:
+    """What stands between clients and engine: takes requests in one after the other, passes answers on.
+
+    `response` is the time in seconds from the engine's token to the client.
+    """
+
+    def __init__(self, host_time: HostTime) -> None:
+        self.response = host_time.per_request
+        self._intake = host_time.per_request_serial
+        self._free = 0.0  # s, when it has taken in all that was sent
+
+    def take_in(self, sent: float) -> float:
+        """When the engine gets a request that is sent at `sent`, no earlier than the one before."""
+        self._free = max(self._free, sent) + self._intake
+        return self._free
+
+
 def simulate_level(
     workload: Workload,
     flags: EngineFlags,
@@ -79,52 +96,64 @@ def simulate_level(
     `single_steps` simulates every step as an event of its own instead of runs of equal decode steps: the same result,
     slower.
     """
-    env = simpy.Environment()
-    recorder = Recorder()
-    core = EngineCore(Scheduler(flags), step_time, recorder, single_steps)
-    engine = Engine(env, core)
-    delay = (host_time or HostTime()).per_request
-    requests = _requests(workload)
-    if isinstance(workload.arrivals, ClosedLoop):
-        for _ in range(min(workload.arrivals.concurrency, workload.num_prompts)):
-            env.process(_client(env, engine, requests, delay))
-    else:
-        env.process(_source(env, engine, requests, workload, delay))
-    env.run()
-    table = recorder.requests()
+    recorder = play(workload, flags, step_time, host_time, single_steps)
+    requests = recorder.requests()
     return Level(
         workload=workload,
-        duration=float((table["arrival"] + table["e2el"]).max()),
-        requests=table,
+        duration=float((requests["arrival"] + requests["e2el"]).max()),
+        requests=requests,
         gaps=recorder.gaps(),
         timeline=recorder.timeline(),
     )
 
 
-def _requests(workload: Workload) -> Iterator[Request]:
-    prompts, outputs = workload.lengths()
+def play(
+    load: Load,
+    flags: EngineFlags,
+    step_time: StepTime,
+    host_time: HostTime | None = None,
+    single_steps: bool = False,
+) -> Recorder:
+    """Play any load on one engine; returns what was written down. As `simulate_level`, without making tables."""
+    env = simpy.Environment()
+    host_time = host_time or HostTime()
+    api_server = ApiServer(host_time)
+    recorder = Recorder(host_time)
+    engine = Engine(env, EngineCore(Scheduler(flags), step_time, recorder, single_steps))
+    requests = _requests(load)
+    times = load.arrival_times()
+    if times is None:
+        for _ in range(min(load.concurrency or 1, load.num_prompts)):
+            env.process(_client(env, engine, requests, api_server))
+    else:
+        env.process(_source(env, engine, requests, times.tolist(), api_server))
+    env.run()
+    return recorder
+
+
+def _requests(load: Load) -> Iterator[Request]:
+    prompts, outputs = load.lengths()
     for number, (prompt, output) in enumerate(zip(prompts.tolist(), outputs.tolist(), strict=True)):
         yield Request(number, prompt, output)
 
 
-def _client(env: simpy.Environment, engine: Engine, requests: Iterator[Request], delay: float) -> Process:
-    """A client of a closed loop: sends its next request when its last one has ended."""
+def _client(env: simpy.Environment, engine: Engine, requests: Iterator[Request], api_server: ApiServer) -> Process:
+    """A client of a closed loop: sends its next request when it has its last answer."""
     for request in requests:
         request.sent = env.now
-        if delay:
-            yield env.timeout(delay)
+        yield env.timeout(api_server.take_in(env.now) - env.now)
         yield engine.submit(request)
+        if api_server.response:
+            yield env.timeout(api_server.response)
 
 
 def _source(
-    env: simpy.Environment, engine: Engine, requests: Iterator[Request], workload: Workload, delay: float
+    env: simpy.Environment, engine: Engine, requests: Iterator[Request], times: Sequence[float], api_server: ApiServer
 ) -> Process:
     """Sends requests at their times, whether or not earlier ones have ended."""
-    times = workload.arrival_times()
-    assert times is not None
-    for request, time in zip(requests, times.tolist(), strict=True):
-        wait = time + delay - env.now
+    for request, sent in zip(requests, times, strict=True):
+        request.sent = sent
+        wait = api_server.take_in(sent) - env.now
         if wait > 0:
             yield env.timeout(wait)
-        request.sent = time
         engine.submit(request)

@@ -24,7 +24,7 @@ from pydantic import (
 from simulator.engine_flags import EngineFlags, FlagError
 from simulator.step_time import HostTime, StepTime
 from simulator.vllm_flags import change_flags, parse_flags
-from simulator.workload import ClosedLoop, Workload
+from simulator.workload import Workload
 from simulator.yaml_file import DocumentError, KeyProblem, Section, read_yaml, suggestion
 
 # flags that a profile must state: a default would make up a server
@@ -202,28 +202,30 @@ class Profile(Section):
         `flags` default to the profile's. `peak_running` is the largest number of requests that ran at once; without it,
         an open loop is not judged by it.
         """
-        flags, measured, arrivals = flags or self.engine_flags, self.measured_range, workload.arrivals
-        sentences = []
-        if isinstance(arrivals, ClosedLoop):
-            sentences += _outside("concurrency", arrivals.concurrency, arrivals.concurrency, measured.concurrency)
-            peak_running = peak_running or min(arrivals.concurrency, flags.max_num_seqs, workload.num_prompts)
-        if peak_running is not None:
-            sentences += _outside("sequences in a step", 1, peak_running, measured.sequences, only_above=True)
-        prompts = [shape.input_len for shape in workload.shapes]
+        flags, measured = flags or self.engine_flags, self.measured_range
+        clients = workload.concurrency
+        if clients is not None:
+            sentences = _outside("concurrency", clients, measured.concurrency)
+            peak_running = peak_running or min(clients, flags.max_num_seqs, workload.num_prompts)
+        else:
+            sentences = []
+        if peak_running is not None and not sentences:
+            sentences += _above("sequences in a step", peak_running, measured.sequences)
         longest = max(shape.input_len.high + shape.output_len.high for shape in workload.shapes)
-        shortest = min(prompt.low for prompt in prompts)
-        sentences += _outside("tokens of a request", shortest, longest, measured.context_tokens, only_above=True)
-        chunk = min(max(prompt.high for prompt in prompts), flags.max_num_batched_tokens)
-        sentences += _outside("prompt tokens in a step", chunk, chunk, measured.prompt_chunk_tokens)
+        sentences += _above("tokens of a request", longest, measured.context_tokens)
+        chunk = min(max(shape.input_len.high for shape in workload.shapes), flags.max_num_batched_tokens)
+        sentences += _outside("prompt tokens in a step", chunk, measured.prompt_chunk_tokens)
         return sentences
 
 
-def _outside(what: str, low: int, high: int, measured: tuple[int, int], only_above: bool = False) -> list[str]:
-    if high > measured[1]:
-        return [f"{what}: {high:,} lies above the measured {measured[0]:,} to {measured[1]:,}"]
-    if low < measured[0] and not only_above:
-        return [f"{what}: {low:,} lies below the measured {measured[0]:,} to {measured[1]:,}"]
-    return []
+def _outside(what: str, value: int, measured: tuple[int, int]) -> list[str]:
+    if value < measured[0]:
+        return [f"{what} {value:,}, measured {measured[0]:,} to {measured[1]:,}"]
+    return _above(what, value, measured)
+
+
+def _above(what: str, value: int, measured: tuple[int, int]) -> list[str]:
+    return [f"{what} {value:,}, measured {measured[0]:,} to {measured[1]:,}"] if value > measured[1] else []
 
 
 class _Dumper(yaml.SafeDumper):

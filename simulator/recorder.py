@@ -11,12 +11,17 @@ import pandas as pd
 from simulator.request import Request
 from simulator.run import GAP_COLUMNS, REQUEST_COLUMNS, TIMELINE_COLUMNS
 from simulator.scheduler import Scheduler
+from simulator.step_time import HostTime
 
 
 class Recorder:
-    """Flat arrays of numbers while the simulation runs; one entry a step or a run of steps, not one a token."""
+    """Flat arrays of numbers while the simulation runs; one entry a step or a run of steps, not one a token.
 
-    def __init__(self) -> None:
+    Tables are a client's: `host_time` says how long after the engine it sees a token.
+    """
+
+    def __init__(self, host_time: HostTime | None = None) -> None:
+        self._host_time = host_time or HostTime()
         self._requests = array("d")
         self._gaps = array("d")
         self._runs = array("d")
@@ -63,6 +68,8 @@ class Recorder:
         rows = _rows(self._requests, 9)
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
         number, sent, prompt, output, first, ended, queued, preemptions, stopped = rows.T
+        first = first + self._host_time.per_request + self._host_time.per_prompt_token * prompt
+        ended = np.maximum(ended + self._host_time.per_request, first)
         with np.errstate(invalid="ignore", divide="ignore"):
             tpot = np.where(output > 1, (ended - first) / (output - 1), np.nan)
         columns = {
@@ -92,7 +99,7 @@ class Recorder:
         time = start[which] + first[which] * (step + 1) + growth[which] * (step * (step + 1) / 2)
         table = pd.DataFrame(
             {
-                "time": np.concatenate([single[:, 0], time]),
+                "time": np.concatenate([single[:, 0], time]) + self._host_time.per_request,
                 "gap": np.concatenate([single[:, 1], gap]),
                 "count": np.concatenate([single[:, 2], count[which]]),
             }

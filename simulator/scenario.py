@@ -16,7 +16,6 @@ slo:
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -25,15 +24,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, Private
 from simulator.engine_flags import EngineFlags, FlagError
 from simulator.levels import LoadError, parse_shape, plan_levels, uniform_shape
 from simulator.profile import Profile
+from simulator.targets import check_targets
 from simulator.vllm_flags import parse_flags
 from simulator.workload import Length, Shape, Workload
-from simulator.yaml_file import DocumentError, KeyProblem, Section, read_yaml, suggestion
-
-SLO_METRICS = [
-    f"{statistic}_{latency}"
-    for latency in ("ttft", "tpot", "itl", "e2el")
-    for statistic in ("mean", "p50", "p90", "p95", "p99")
-]
+from simulator.yaml_file import DocumentError, KeyProblem, Section, read_yaml
 
 
 class ScenarioError(DocumentError):
@@ -66,7 +60,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=True)]
 TokenLength = Annotated[InstanceOf[Length], BeforeValidator(_length)]
 
 
-class Load(Section):
+class LoadSection(Section):
     """Levels of load, and the requests that make them up."""
 
     concurrency: list[int] | None = Field(default=None, description="numbers of clients, such as [1, 2, 4]")
@@ -113,16 +107,6 @@ def _known_flags(flags: dict[str, Any]) -> dict[str, Any]:
     return parse_flags(flags)
 
 
-def _known_targets(slo: dict[str, float]) -> dict[str, float]:
-    for name, target in slo.items():
-        if name not in SLO_METRICS:
-            close = suggestion(name, SLO_METRICS) if re.search("ttft|tpot|itl|e2el", name) else "such as p99_ttft"
-            raise KeyProblem(name, f"no metric of a target; {close}")
-        if target <= 0:
-            raise KeyProblem(name, f"a target must be positive, in milliseconds, got {target:g}")
-    return slo
-
-
 class Scenario(Section):
     """A load on the server of a profile.
 
@@ -134,8 +118,8 @@ class Scenario(Section):
     description: str = ""
     profile: str = Field(min_length=1, description="the path of a profile, from this file, or a shipped profile's name")
     engine_flags: Annotated[dict[str, Any], AfterValidator(_known_flags)] = Field(default_factory=dict)
-    load: Load
-    slo: Annotated[dict[str, float], AfterValidator(_known_targets)] = Field(
+    load: LoadSection
+    slo: Annotated[dict[str, float], AfterValidator(check_targets)] = Field(
         default_factory=dict, description="milliseconds"
     )
     _path: Path = PrivateAttr(default_factory=Path)

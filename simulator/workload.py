@@ -8,10 +8,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+
+class Load(Protocol):
+    """What the simulator asks of any load."""
+
+    @property
+    def num_prompts(self) -> int:
+        """Number of requests."""
+
+    @property
+    def concurrency(self) -> int | None:
+        """Clients of a closed loop; None where requests arrive on their own."""
+
+    def lengths(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Prompt and output tokens of every request, in the order of sending."""
+
+    def arrival_times(self) -> npt.NDArray[np.float64] | None:
+        """Seconds from the start at which each request is sent, not decreasing; None in a closed loop."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +129,10 @@ class Workload:
             raise ValueError(f"num_prompts must be at least 1, got {self.num_prompts}")
         if not self.shapes:
             raise ValueError("a workload needs at least one shape")
+
+    @property
+    def concurrency(self) -> int | None:
+        return self.arrivals.concurrency if isinstance(self.arrivals, ClosedLoop) else None
 
     def lengths(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Prompt and output tokens of every request, in the order of sending; the same for the same seed."""
