@@ -106,7 +106,9 @@ def reconstruct(level: Level, flags: EngineFlags, request_delay: float) -> pd.Da
     waiting = list(sent)
     rows = []
     for index, step in enumerate(steps):
-        planned = _planned_at(steps, index, flags.async_scheduling, sent)
+        planned = _planned_at(steps, index, flags, sent)
+        if not _follows(steps, index):
+            _forget_unseen_steps(waiting, index, flags.max_num_batched_tokens)
         prefill = _prefill(waiting, index, step, planned - request_delay, flags, sent)
         row = _row(steps, index, prefill, sent)
         if row is not None:
@@ -115,13 +117,21 @@ def reconstruct(level: Level, flags: EngineFlags, request_delay: float) -> pd.Da
     return pd.DataFrame(rows, columns=list(STEP_COLUMNS)).astype(STEP_COLUMNS)
 
 
-def _planned_at(steps: list[Delivery], index: int, asynchronous: bool, sent: list[Stream]) -> float:
+def _planned_at(steps: list[Delivery], index: int, flags: EngineFlags, sent: list[Stream]) -> float:
     """When a step was planned: as the one before it ended, or with asynchronous scheduling the one before that."""
-    back = 2 if asynchronous else 1
-    if index >= back and all(_follows(steps, at) for at in range(index, index - back, -1)):
-        return steps[index - back].time
-    first = steps[index - 1] if index and _follows(steps, index) else steps[index]
-    return min((sent[number].sent for number in first.arrivals), default=0.0)
+    back = 2 if flags.async_scheduling else 1
+    for before in range(back):
+        if not _follows(steps, index - before):
+            return _planned_unseen(steps[index - before], back - before, flags, sent)
+    return steps[index - back].time
+
+
+def _planned_unseen(first: Delivery, back: int, flags: EngineFlags, sent: list[Stream]) -> float:
+    """The same, where the engine was idle before or took steps that brought no token: `back` steps before `first`."""
+    number = min(first.arrivals)
+    began = sent[number].sent
+    chunks = -(-sent[number].prompt_tokens // flags.max_num_batched_tokens)
+    return max(began, first.time - back * (first.time - began) / chunks)
 
 
 def _follows(steps: list[Delivery], index: int) -> bool:
@@ -129,6 +139,13 @@ def _follows(steps: list[Delivery], index: int) -> bool:
     if index < 1:
         return False
     return not steps[index].arrivals.keys().isdisjoint(steps[index - 1].arrivals)
+
+
+def _forget_unseen_steps(waiting: list[Stream], index: int, budget: int) -> None:
+    """After a pause, steps that filled the budget with a prompt's first chunks brought no token: they were not seen."""
+    for stream in waiting[:1]:
+        if stream.first_step == index and stream.unseen > budget:
+            stream.unseen = (stream.unseen - 1) % budget + 1
 
 
 def _prefill(

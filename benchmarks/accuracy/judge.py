@@ -1,0 +1,85 @@
+"""Predictions beside repeated measurements: signed errors, the noise floor, and whether the goal is met."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from calibration.validate import LevelValidation, Validation
+
+HEADER = f"{'level':<24} {'metric':<18} {'measured':>10} {'predicted':>10} {'error':>8} {'noise':>7} {'goal':>7}"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One metric of one level of load, measured several times. Latencies in seconds, throughput in tokens/s.
+
+    `measured` is the median of the repeats, `noise` their spread (largest minus smallest) over that median; `goal` is
+    the largest relative error that was asked for.
+    """
+
+    level: str
+    metric: str
+    measured: float
+    predicted: float
+    noise: float
+    goal: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+    @property
+    def is_met(self) -> bool:
+        """Within the goal, or within the noise where that is larger."""
+        return abs(self.error) <= max(self.goal, self.noise)
+
+    def __str__(self) -> str:
+        scale = 1.0 if self.metric == "output_throughput" else 1e3
+        verdict = "" if abs(self.error) <= self.goal else " (within noise)" if self.is_met else " MISSED"
+        return (
+            f"{self.level:<24} {self.metric:<18} {self.measured * scale:>10.2f} {self.predicted * scale:>10.2f} "
+            f"{self.error:>+8.2%} {self.noise:>7.2%} {self.goal:>7.1%}{verdict}"
+        )
+
+
+def judge(validation: Validation, goals: Mapping[str, float]) -> list[Judgement]:
+    """Judge every level of load that was measured, by the metrics in `goals`; lone prompts are left out."""
+    levels = [level for level in validation.levels if _judged(level)]
+    ordered = sorted(levels, key=_load)
+    return [
+        _judgement(load, metric, goal, list(repeats))
+        for load, group in groupby(ordered, key=_load)
+        for repeats in [list(group)]
+        for metric, goal in goals.items()
+    ]
+
+
+def _judged(level: LevelValidation) -> bool:
+    return (level.workload.concurrency or 2) > 1
+
+
+def _load(level: LevelValidation) -> tuple[float, str]:
+    workload = level.workload
+    shapes = ", ".join(str(shape) for shape in workload.shapes)
+    return (workload.concurrency or math.inf, f"{workload.arrivals} {shapes} x{workload.num_prompts}")
+
+
+def _judgement(load: tuple[float, str], metric: str, goal: float, repeats: list[LevelValidation]) -> Judgement:
+    measured = np.array([level.metrics[metric].measured for level in repeats])
+    predicted = np.array([level.metrics[metric].predicted for level in repeats])
+    middle = float(np.median(measured))
+    return Judgement(load[1], metric, middle, float(np.median(predicted)), float(np.ptp(measured)) / middle, goal)
+
+
+def show(title: str, judgements: list[Judgement]) -> None:
+    """Print a table in milliseconds and tokens/s, and how many goals are met."""
+    print(f"\n{title}\n{HEADER}")
+    for judgement in judgements:
+        print(judgement)
+    met = sum(judgement.is_met for judgement in judgements)
+    print(f"{met} of {len(judgements)} within the goal or the noise of repeats")

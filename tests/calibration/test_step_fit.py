@@ -1,0 +1,74 @@
+"""Known coefficients are found again in what a client would have measured."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+
+from calibration.fit import fit_profile
+from calibration.step_fit import FitError, fit_step_time
+from simulator.engine_flags import EngineFlags
+from simulator.run import Level, Run
+from simulator.step_time import HostTime, StepTime
+from synthetic import closed, measured_level
+
+FLAGS = EngineFlags(max_num_seqs=128, max_num_batched_tokens=2048, num_gpu_blocks=5431)
+HOST_TIME = HostTime(per_request=0.004, per_request_serial=0.004)
+SERVERS = {
+    "like an RTX 4090": StepTime(15.7e-3, 35e-6, 62e-9, 80e-6, 3.1e-9),
+    "host-bound": StepTime(8e-3, 150e-6, 20e-9, 20e-6, 0.5e-9),
+    "dear mixed steps": StepTime(10e-3, 20e-6, 40e-9, 50e-6, 1e-9, mixed_per_sequence=120e-6),
+}
+
+
+def sweep(step_time: StepTime, jitter: float) -> list[Level]:
+    lone = [closed(1, length, 8, 5, seed=length) for length in (64, 256, 512, 1024, 2048, 4096)]
+    loads = [*lone, closed(1, 1024, 256, 8), closed(4, 1024, 256, 24), closed(8, 1024, 256, 40)]
+    return [
+        measured_level(load, FLAGS, step_time, HOST_TIME, jitter, seed=number) for number, load in enumerate(loads)
+    ]
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_exact_times_give_the_exact_coefficients(name: str) -> None:
+    fit = fit_step_time(sweep(SERVERS[name], jitter=0.0), FLAGS)
+    for term, value in asdict(SERVERS[name]).items():
+        assert fit.coefficients[term].value == pytest.approx(value, rel=0.01, abs=1e-10), term
+    assert fit.host_time.per_request_serial == pytest.approx(HOST_TIME.per_request_serial, rel=0.02)
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_late_packets_move_the_coefficients_by_no_more_than_their_errors_say(name: str) -> None:
+    fit = fit_step_time(sweep(SERVERS[name], jitter=0.15e-3), FLAGS)
+    for term, value in asdict(SERVERS[name]).items():
+        found = fit.coefficients[term]
+        if found.dropped:
+            assert value == 0, f"{term} is there and was dropped"
+        else:
+            assert abs(found.value - value) <= 4 * found.stderr + 0.003 * value, term
+
+
+def test_a_level_that_the_fit_never_saw_is_predicted() -> None:
+    step_time = SERVERS["like an RTX 4090"]
+    levels = [
+        *sweep(step_time, 0.1e-3),
+        measured_level(closed(16, 1024, 256, 48), FLAGS, step_time, HOST_TIME, 0.1e-3, 9),
+    ]
+    profile = fit_profile(Run("measured", levels, {"model": "m"}), FLAGS, hold_out=[16])
+    (held_out,) = profile.hold_out
+    assert abs(held_out.errors["output_throughput"]) < 0.005
+    assert abs(held_out.errors["p50_itl"]) < 0.01
+    assert profile.measured_range.concurrency == (1, 8)
+
+
+def test_a_run_without_lone_prompts_is_refused_with_what_is_missing() -> None:
+    level = measured_level(closed(4, 100, 50, 12), FLAGS, SERVERS["host-bound"], HOST_TIME)
+    with pytest.raises(FitError, match="concurrency 1"):
+        fit_step_time([level], FLAGS)
+
+
+def test_too_few_steps_are_refused() -> None:
+    level = measured_level(closed(1, 100, 3, 2), FLAGS, SERVERS["host-bound"], HOST_TIME)
+    with pytest.raises(FitError, match="decode steps"):
+        fit_step_time([level], FLAGS)
