@@ -181,12 +181,15 @@ def _row(
         return None
     step, before = steps[index].arrivals, steps[index - 1].arrivals
     both = step.keys() & before.keys()
-    if not both or any(step[number][1] - before[number][1] != 1 for number in both):
+    if any(step[number][1] - before[number][1] != 1 for number in both):
+        return None
+    timed = [number for number in both if before[number][1] > 1]  # a first token comes late, so the gap after it is short
+    if not timed:
         return None
     missing = [number for number in before if number not in step and before[number][1] < sent[number].tokens[-1]]
     if missing:
         return None
-    duration = float(np.median([step[number][0] - before[number][0] for number in both]))
+    duration = float(np.median([step[number][0] - before[number][0] for number in timed]))
     chunks, tokens, attention = prefill
     kv_tokens = sum(sent[number].prompt_tokens + step[number][1] - 2 for number in both)
     return steps[index].time, duration, len(both) + chunks, kv_tokens, tokens, attention

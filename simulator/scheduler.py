@@ -270,15 +270,15 @@ class Scheduler:
                     budget += taken.tokens
                 if at < index and (taken is not None or self._index_rule):
                     index -= 1
-                self._preempt(step, victim)
+                self._preempt(step, victim, taken.tokens if taken else 0)
                 if victim is request:
                     stop = True
                     break
             if stop:
                 break
             self.kv_cache.take(request, needed)
-            if not decoding:
-                self.kv_cache.store(request, min(context + tokens, request.prompt_tokens + request.output))
+            known = context + 1 - len(self._unprocessed) if decoding else request.prompt_tokens + request.output
+            self.kv_cache.store(request, min(context + tokens, known))
             granted[request] = Chunk(request, tokens, context)
             budget -= tokens
             index += 1
@@ -297,10 +297,12 @@ class Scheduler:
             return max(order, key=lambda request: (request.priority, request.arrival_time))
         return order[-1]
 
-    def _preempt(self, step: Step, request: Request) -> None:
-        """Take everything from a running request and send it back to wait; its output so far is kept."""
+    def _preempt(self, step: Step, request: Request, granted: int) -> None:
+        """Take everything from a running request, the blocks for the tokens `granted` to it in this step included, and
+        send it back to wait; its output so far is kept."""
         if request.decoding:
             self._leave_batch(step, request)
+            request.blocks += self._blocks_for(request, granted)
         self.kv_cache.release(request)
         request.computed = request.in_flight = 0
         request.preempted = True
