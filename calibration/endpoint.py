@@ -39,6 +39,7 @@ class Endpoint:
     engines: int = 1  # data-parallel engines
     enable_prefix_caching: bool | None = None
     gpu_memory_utilization: float | None = None
+    kv_cache_memory_bytes: int | None = None  # of one engine, where its owner chose it
     cache_dtype: str | None = None
     max_num_seqs: int | None = None  # only where the server is in development mode
     max_num_batched_tokens: int | None = None  # likewise
@@ -55,9 +56,17 @@ class Endpoint:
             return self.kv_tokens
         return usable
 
+    @property
+    def kv_bytes_per_token(self) -> int | None:
+        """KV cache bytes of a token, all layers, to within a block in the pool."""
+        if self.kv_cache_memory_bytes is None or self.num_gpu_blocks is None or self.block_size is None:
+            return None
+        return self.kv_cache_memory_bytes // (self.num_gpu_blocks // self.engines * self.block_size)
+
     def server(self) -> dict[str, object]:
         """What a run keeps of it: all that is known but the key."""
         known = {name: value for name, value in vars(self).items() if name not in ("api_key", "has_metrics")}
+        known["kv_bytes_per_token"] = self.kv_bytes_per_token
         return {name: value for name, value in known.items() if value is not None}
 
 
@@ -186,6 +195,7 @@ async def _discover(url: str, model: str | None, api_key: str | None, timeout: f
         engines=metrics.engines if metrics else 1,
         enable_prefix_caching={"True": True, "False": False}.get(config.get("enable_prefix_caching", "")),
         gpu_memory_utilization=_real(config.get("gpu_memory_utilization")),
+        kv_cache_memory_bytes=_integer(config.get("kv_cache_memory_bytes")),
         cache_dtype=_text(config.get("cache_dtype")),
         max_num_seqs=_integer(scheduler.get("max_num_seqs")),
         max_num_batched_tokens=_integer(scheduler.get("max_num_batched_tokens")),

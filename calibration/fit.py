@@ -33,6 +33,7 @@ def fit_profile(run: Run, flags: EngineFlags, *, hold_out: Sequence[int] = (), n
         model=str(server.get("model", "unknown")),
         gpu=str(server["gpu"]) if server.get("gpu") else None,
         engine_version=flags.engine_version,
+        kv_bytes_per_token=_positive_int(server.get("kv_bytes_per_token")),
         engine_flags=flags,
         coefficients=_coefficients(fit),
         measured_range=_measured_range(used, flags, fit),
@@ -46,6 +47,10 @@ def fit_profile(run: Run, flags: EngineFlags, *, hold_out: Sequence[int] = (), n
         ),
     )
     return profile.model_copy(update={"fit": _errors(run, used, profile), "hold_out": _errors(run, kept_out, profile)})
+
+
+def _positive_int(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def _held_out(level: Level, hold_out: Sequence[int]) -> bool:

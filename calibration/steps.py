@@ -183,7 +183,9 @@ def _row(
     both = step.keys() & before.keys()
     if any(step[number][1] - before[number][1] != 1 for number in both):
         return None
-    timed = [number for number in both if before[number][1] > 1]  # a first token comes late, so the gap after it is short
+    timed = [
+        number for number in both if before[number][1] > 1
+    ]  # a first token comes late, so the gap after it is short
     if not timed:
         return None
     missing = [number for number in before if number not in step and before[number][1] < sent[number].tokens[-1]]

@@ -48,19 +48,14 @@ class Judgement:
 
 
 def judge(validation: Validation, goals: Mapping[str, float]) -> list[Judgement]:
-    """Judge every level of load that was measured, by the metrics in `goals`; lone prompts are left out."""
-    levels = [level for level in validation.levels if _judged(level)]
-    ordered = sorted(levels, key=_load)
+    """Judge every level of load that was measured, by the metrics in `goals`."""
+    ordered = sorted(validation.levels, key=_load)
     return [
         _judgement(load, metric, goal, list(repeats))
         for load, group in groupby(ordered, key=_load)
         for repeats in [list(group)]
         for metric, goal in goals.items()
     ]
-
-
-def _judged(level: LevelValidation) -> bool:
-    return (level.workload.concurrency or 2) > 1
 
 
 def _load(level: LevelValidation) -> tuple[float, str]:

@@ -32,7 +32,7 @@ def measure(venv: Path, folder: Path) -> tuple[Profile, list[Judgement]]:
             *("calibrate", "--endpoint", server.url, "-o", str(profile_file), *LENGTHS),
             *("--concurrency", FITTED, "--hold-out", "0", "--no-async-scheduling"),
         )
-        capsim("sweep", "--endpoint", server.url, "-o", str(run), "--concurrency", UNSEEN, *LENGTHS)
+        capsim("sweep", "--endpoint", server.url, "-o", str(run), "--concurrency", UNSEEN, "--no-probes", *LENGTHS)
     profile = Profile.load(profile_file)
     return profile, judge(validate(load_run(run), profile), GOALS)
 

@@ -50,7 +50,7 @@ def measure(venv: Path, folder: Path) -> tuple[Profile, float, dict[int, list[Ju
                 )
                 seconds = time.monotonic() - began
             run = folder / f"budget-{budget}"
-            capsim("sweep", "--endpoint", server.url, "-o", str(run), "--concurrency", UNSEEN, *flags)
+            capsim("sweep", "--endpoint", server.url, "-o", str(run), "--concurrency", UNSEEN, "--no-probes", *flags)
         profile = Profile.load(profile_file)
         judgements[budget] = judge(validate(load_run(run), profile), GOALS)
     return profile, seconds, judgements

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import pytest
+from synthetic import closed, measured_level
 
 from calibration.fit import fit_profile
 from calibration.step_fit import FitError, fit_step_time
 from simulator.engine_flags import EngineFlags
 from simulator.run import Level, Run
 from simulator.step_time import HostTime, StepTime
-from synthetic import closed, measured_level
 
 FLAGS = EngineFlags(max_num_seqs=128, max_num_batched_tokens=2048, num_gpu_blocks=5431)
 HOST_TIME = HostTime(per_request=0.004, per_request_serial=0.004)
@@ -25,9 +25,7 @@ SERVERS = {
 def sweep(step_time: StepTime, jitter: float) -> list[Level]:
     lone = [closed(1, length, 8, 5, seed=length) for length in (64, 256, 512, 1024, 2048, 4096)]
     loads = [*lone, closed(1, 1024, 256, 8), closed(4, 1024, 256, 24), closed(8, 1024, 256, 40)]
-    return [
-        measured_level(load, FLAGS, step_time, HOST_TIME, jitter, seed=number) for number, load in enumerate(loads)
-    ]
+    return [measured_level(load, FLAGS, step_time, HOST_TIME, jitter, seed=number) for number, load in enumerate(loads)]
 
 
 @pytest.mark.parametrize("name", SERVERS)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from synthetic import closed, measured_level
 
 from calibration.steps import reconstruct
 from simulator.engine_flags import EngineFlags
 from simulator.step_time import HostTime, StepTime
-from synthetic import closed, measured_level
 
 STEP_TIME = StepTime(15.7e-3, 35e-6, 62e-9, 80e-6, 3.1e-9)
 HOST_TIME = HostTime(per_request=0.003, per_request_serial=0.002)

@@ -1,0 +1,174 @@
+"""A measured run beside its prediction, level by level, metric by metric.
+
+Both play the same workload: as many requests, with the same lengths. An error is (predicted - measured) / measured.
+Where the measured run repeats a level, the spread between the repeats says how small an error can mean anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from simulator.engine_flags import EngineFlags
+from simulator.prediction import predict
+from simulator.profile import Profile
+from simulator.run import Level, Run
+from simulator.summary import summarize
+from simulator.workload import Workload
+
+METRICS = (
+    "output_throughput",
+    "mean_concurrency",
+    *(f"{percentile}_{latency}" for latency in ("ttft", "tpot", "itl", "e2el") for percentile in ("p50", "p90", "p99")),
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One metric of one level. Latencies are seconds, throughput is tokens a second.
+
+    `noise` is the relative spread of the metric over repeats of the level, None where the level was measured once.
+    """
+
+    metric: str
+    measured: float
+    predicted: float
+    noise: float | None = None
+
+    @property
+    def error(self) -> float:
+        """(predicted - measured) / measured; NaN where it was not measured."""
+        return (self.predicted - self.measured) / self.measured if self.measured else math.nan
+
+
+@dataclass(frozen=True)
+class LevelValidation:
+    """One measured level and its prediction, by metric."""
+
+    workload: Workload
+    metrics: dict[str, Comparison]
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """Signed relative errors of the metrics that were measured."""
+        return {name: metric.error for name, metric in self.metrics.items() if math.isfinite(metric.error)}
+
+
+@dataclass(frozen=True)
+class Validation:
+    """A measured run beside its prediction. `notes` are sentences that a reader must know."""
+
+    levels: list[LevelValidation]
+    notes: list[str]
+
+    def table(self) -> pd.DataFrame:
+        """One row for each metric of each level."""
+        rows = [
+            {
+                "level": str(level.workload.arrivals),
+                "workload": level.workload.describe(),
+                "metric": metric.metric,
+                "measured": metric.measured,
+                "predicted": metric.predicted,
+                "error": metric.error,
+                "noise": math.nan if metric.noise is None else metric.noise,
+            }
+            for level in self.levels
+            for metric in level.metrics.values()
+        ]
+        return pd.DataFrame(rows)
+
+
+def validate(measured: Run, profile: Profile, flags: EngineFlags | None = None) -> Validation:
+    """Predict what was measured and compare.
+
+    `flags` default to the profile's, with those that the measured run states in their place.
+    """
+    flags = flags or flags_of(measured, profile.engine_flags)
+    predicted = predict(profile, [level.workload for level in measured.levels], flags)
+    notes = [*_differences(measured, profile, flags)]
+    return replace(compare(measured, predicted), notes=notes + _level_notes(measured))
+
+
+def compare(measured: Run, predicted: Run) -> Validation:
+    """Two runs of the same levels, in the same order."""
+    if [level.workload for level in measured.levels] != [level.workload for level in predicted.levels]:
+        raise ValueError("the two runs are not of the same levels of load")
+    noise = _noise(measured.levels)
+    levels = [
+        LevelValidation(
+            measured_level.workload,
+            _comparisons(measured_level, predicted_level, noise.get(_repeated(measured_level.workload), {})),
+        )
+        for measured_level, predicted_level in zip(measured.levels, predicted.levels, strict=True)
+    ]
+    return Validation(levels, [])
+
+
+def flags_of(measured: Run, flags: EngineFlags) -> EngineFlags:
+    """`flags` with what the measured run says of its server's flags."""
+    server = measured.server
+    names = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_gpu_blocks")
+    known: dict[str, Any] = {name: server[name] for name in names if type(server.get(name)) is int}
+    if "num_gpu_blocks" in known:
+        engines = server.get("engines")
+        known["num_gpu_blocks"] //= engines if isinstance(engines, int) and engines > 0 else 1
+    if type(server.get("async_scheduling")) is bool:
+        known["async_scheduling"] = server["async_scheduling"]
+    return flags.changed(**known)
+
+
+def _comparisons(measured: Level, predicted: Level, noise: Mapping[str, float]) -> dict[str, Comparison]:
+    ours, theirs = summarize(measured).flat(), summarize(predicted).flat()
+    return {name: Comparison(name, _number(ours[name]), _number(theirs[name]), noise.get(name)) for name in METRICS}
+
+
+def _noise(levels: Sequence[Level]) -> dict[Workload, dict[str, float]]:
+    """For every level that was measured more than once, the range of each metric over its repeats by its mean."""
+    groups: dict[Workload, list[dict[str, float]]] = {}
+    for level in levels:
+        numbers = summarize(level).flat()
+        groups.setdefault(_repeated(level.workload), []).append({name: _number(numbers[name]) for name in METRICS})
+    return {workload: _relative_ranges(repeats) for workload, repeats in groups.items() if len(repeats) > 1}
+
+
+def _relative_ranges(repeats: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    table = pd.DataFrame(list(repeats))
+    ranges = (table.max() - table.min()) / table.mean()
+    return {str(name): float(value) for name, value in ranges.items()}
+
+
+def _repeated(workload: Workload) -> Workload:
+    """What two repeats of a level have in common: all but the seed."""
+    return replace(workload, seed=0)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _differences(measured: Run, profile: Profile, flags: EngineFlags) -> list[str]:
+    notes = []
+    model, version = measured.server.get("model"), measured.server.get("engine_version")
+    if model is not None and model != profile.model:
+        notes.append(f"measured was {model}, the profile is of {profile.model}")
+    if version is not None and version != profile.engine_version:
+        notes.append(f"measured was version {version} of the engine, the profile is of {profile.engine_version}")
+    if flags != profile.engine_flags:
+        ours, theirs = vars(flags), vars(profile.engine_flags)
+        changed = [f"{name} {ours[name]} (not {theirs[name]})" for name in ours if ours[name] != theirs[name]]
+        notes.append(f"predicted with other flags than the profile's: {', '.join(changed)}")
+    return notes
+
+
+def _level_notes(measured: Run) -> list[str]:
+    """What the measurement says against itself, once for each sentence."""
+    said: dict[str, list[str]] = {}
+    for level in measured.levels:
+        for note in level.notes:
+            said.setdefault(note, []).append(str(level.workload.arrivals))
+    return [f"measured {', '.join(dict.fromkeys(levels))}: {note}" for note, levels in said.items()]

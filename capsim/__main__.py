@@ -1,0 +1,5 @@
+"""``python -m capsim`` is the ``capsim`` command."""
+
+from capsim.cli import main
+
+main()

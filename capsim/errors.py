@@ -1,0 +1,26 @@
+"""Which errors are messages to the user, and how they read: one line."""
+
+from __future__ import annotations
+
+OURS = ("capsim", "calibration", "simulator")
+
+
+class CommandError(Exception):
+    """A command that cannot do what it was asked to. The message is one line."""
+
+
+def user_message(error: Exception) -> str | None:
+    """The line to tell the user, None for an error that is a bug and needs its traceback.
+
+    Every exception class of our own says in one line what is wrong and what to do. Those of the command-line parser
+    have a `format_message`.
+    """
+    if hasattr(error, "format_message"):
+        text = str(error.format_message())
+    elif type(error).__module__.partition(".")[0] in OURS:
+        text = str(error)
+    elif isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    else:
+        return None
+    return " ".join(text.split())

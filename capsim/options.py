@@ -1,0 +1,190 @@
+"""Options that several commands share, and how their texts become values."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from simulator.workload import Shape
+
+Number = TypeVar("Number", int, float)
+
+INPUT_LEN, OUTPUT_LEN = 1024, 256  # tokens, unless given
+LOAD, OUTPUT, SERVER = "Load", "Output", "Server"
+ENGINE = "Engine flags, under vLLM's names"
+
+ProfileName = Annotated[
+    str, typer.Option("--profile", metavar="FILE", help="Profile of the server: a file, or a shipped name.")
+]
+Concurrency = Annotated[
+    str | None,
+    typer.Option(metavar="N,N,...", help="Closed loop: numbers of clients, one level each.", rich_help_panel=LOAD),
+]
+RequestRate = Annotated[
+    str | None,
+    typer.Option(metavar="R,R,...", help="Open loop: requests per second, one level each.", rich_help_panel=LOAD),
+]
+Burstiness = Annotated[
+    float,
+    typer.Option(help="Open loop: 1 for Poisson, below it burstier, inf for even spacing.", rich_help_panel=LOAD),
+]
+InputLen = Annotated[int | None, typer.Option(help="Prompt tokens; 1024 unless given.", rich_help_panel=LOAD)]
+OutputLen = Annotated[int | None, typer.Option(help="Output tokens; 256 unless given.", rich_help_panel=LOAD)]
+RangeRatio = Annotated[
+    float, typer.Option(help="Spread of both lengths, 0.1 for 10 % up and down.", rich_help_panel=LOAD)
+]
+Shapes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="IN/OUT:SHARE,...",
+        help="Mixed lengths instead, such as 512/128:0.7,4096/256:0.3.",
+        rich_help_panel=LOAD,
+    ),
+]
+Seed = Annotated[int, typer.Option(min=0, help="The same seed draws the same load.", rich_help_panel=LOAD)]
+Targets = Annotated[
+    str | None,
+    typer.Option("--slo", metavar="NAME:MS,...", help="Targets in ms, such as p99_ttft:2000,p99_itl:100."),
+]
+SaveDir = Annotated[
+    Path | None, typer.Option("--save", metavar="DIR", help="Save the run, all tables, here.", rich_help_panel=OUTPUT)
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run there.", rich_help_panel=OUTPUT)]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print JSON, times in seconds, instead of tables.", rich_help_panel=OUTPUT)
+]
+AsCsv = Annotated[
+    bool, typer.Option("--csv", help="Print CSV, times in seconds, instead of tables.", rich_help_panel=OUTPUT)
+]
+Endpoint = Annotated[
+    str,
+    typer.Option(metavar="URL", help="The server's address, such as http://localhost:8000.", rich_help_panel=SERVER),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Model to ask for, else the first served.", rich_help_panel=SERVER),
+]
+ApiKeyFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="File with the API key; else OPENAI_API_KEY.", rich_help_panel=SERVER),
+]
+
+
+def _size(flag: str, text: str) -> Any:
+    return Annotated[str | None, typer.Option(flag, metavar="N", help=text, rich_help_panel=ENGINE)]
+
+
+def _switch(flag: str, text: str) -> Any:
+    return Annotated[bool, typer.Option(flag, help=text, rich_help_panel=ENGINE)]
+
+
+# Options of every command that takes engine flags. Sizes may be written as vLLM reads them: 2048, 8k, 10G, 6.12GiB.
+ENGINE_FLAGS = {
+    "max_num_seqs": _size("--max-num-seqs", "Most sequences in a step."),
+    "max_num_batched_tokens": _size("--max-num-batched-tokens", "Most tokens in a step."),
+    "max_model_len": _size("--max-model-len", "Most tokens of a request."),
+    "kv_cache_memory_bytes": _size("--kv-cache-memory-bytes", "KV pool in bytes: 6569114112 or 6.12GiB."),
+    "num_gpu_blocks_override": _size("--num-gpu-blocks-override", "KV pool in blocks."),
+    "block_size": _size("--block-size", "Tokens of a KV block."),
+    "long_prefill_token_threshold": _size(
+        "--long-prefill-token-threshold", "Most prompt tokens of a request in a step."
+    ),
+    "scheduling_policy": Annotated[
+        str | None,
+        typer.Option("--scheduling-policy", metavar="NAME", help="fcfs or priority.", rich_help_panel=ENGINE),
+    ],
+}
+ENGINE_SWITCHES = {
+    "enable_chunked_prefill": _switch("--enable-chunked-prefill", "Split long prompts over steps."),
+    "no_enable_chunked_prefill": _switch("--no-enable-chunked-prefill", "Compute a prompt in one step."),
+    "async_scheduling": _switch("--async-scheduling", "Plan a step while the last one runs."),
+    "no_async_scheduling": _switch("--no-async-scheduling", "Plan a step when the last one has ended."),
+}
+
+
+def with_engine_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options above; its parameter `flags` gets those that were set, by the option's name."""
+    own = inspect.signature(command, eval_str=True)
+    kept = [parameter for name, parameter in own.parameters.items() if name != "flags"]
+    added = [_option(name, None, option) for name, option in ENGINE_FLAGS.items()]
+    added += [_option(name, False, option) for name, option in ENGINE_SWITCHES.items()]
+
+    @functools.wraps(command)
+    def with_flags(**values: Any) -> None:
+        command(**{name: values[name] for name in own.parameters if name != "flags"}, flags=_set_flags(values))
+
+    # Typer reads the options from here
+    with_flags.__signature__ = inspect.Signature([*kept, *added])  # type: ignore[attr-defined]
+    with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in [*kept, *added]}
+    return with_flags
+
+
+def _option(name: str, default: object, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _set_flags(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those engine flags that were given, as ``--max-num-seqs``."""
+    flags = {name: values[name] for name in ENGINE_FLAGS if values[name] is not None}
+    for name in ENGINE_SWITCHES:
+        if values[name]:
+            flag = name.removeprefix("no_")
+            if flag in flags:
+                raise typer.BadParameter("given together with its opposite", param_hint=f"--{flag.replace('_', '-')}")
+            flags[flag] = flag == name
+    return {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
+
+
+def integers(option: str, text: str) -> list[int]:
+    """Whole numbers from ``1,2,4``."""
+    return _numbers(option, text, int, "whole numbers such as 1,2,4")
+
+
+def reals(option: str, text: str) -> list[float]:
+    """Numbers from ``0.5,1,2.5``."""
+    return _numbers(option, text, float, "numbers such as 0.5,1,2.5")
+
+
+def _numbers(option: str, text: str, kind: type[Number], wanted: str) -> list[Number]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a list of {wanted}", param_hint=option) from None
+
+
+def request_shapes(
+    input_len: int | None, output_len: int | None, range_ratio: float, shapes: str | None
+) -> list[Shape]:
+    """Kinds of requests from the options that describe them."""
+    from simulator.levels import LoadError, parse_shape, uniform_shape
+    from simulator.workload import Length
+
+    try:
+        if shapes is None:
+            prompt, output = Length.fixed(_or(input_len, INPUT_LEN)), Length.fixed(_or(output_len, OUTPUT_LEN))
+            return [uniform_shape(prompt, output, range_ratio)]
+        if input_len is not None or output_len is not None or range_ratio:
+            raise LoadError("give either --shapes, or --input-len, --output-len and --range-ratio")
+        return [parse_shape(part) for part in shapes.split(",")]
+    except ValueError as problem:
+        raise typer.BadParameter(str(problem), param_hint="the load") from None
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+def read_key(file: Path | None) -> str | None:
+    """The API key in `file`, None without one."""
+    if file is None:
+        return None
+    key = file.read_text(encoding="utf-8", errors="replace").strip()
+    if not key:
+        raise typer.BadParameter(f"{file} is empty", param_hint="--api-key-file")
+    return key

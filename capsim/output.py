@@ -1,0 +1,179 @@
+"""What a command prints: tables, JSON or CSV."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from capsim.errors import CommandError
+from capsim.tables import (
+    coefficient_table,
+    comparison_table,
+    console,
+    error_table,
+    fit_table,
+    latency_table,
+    level_labels,
+    throughput_table,
+)
+
+if TYPE_CHECKING:
+    from calibration.validate import Validation
+    from simulator.profile import Profile
+    from simulator.run import Run
+
+
+@dataclass(frozen=True)
+class Output:
+    """How a command was asked to answer."""
+
+    as_json: bool = False
+    as_csv: bool = False
+    save: Path | None = None
+    overwrite: bool = False
+    targets: Mapping[str, float] = field(default_factory=dict)  # ms by name
+
+    def __post_init__(self) -> None:
+        if self.as_json and self.as_csv:
+            raise CommandError("give either --json or --csv")
+
+
+def show_run(title: str, run: Run, output: Output) -> None:
+    """Print a run, measured or simulated, and save it where that was asked for."""
+    from simulator.run_files import save_run
+
+    if output.save is not None:
+        save_run(run, output.save, output.overwrite)
+    if output.as_json:
+        typer.echo(_run_as_json(run, output.targets))
+    elif output.as_csv:
+        from simulator.summary import summary_table
+
+        typer.echo(summary_table(run).to_csv(index=False), nl=False)
+    else:
+        _print_run(title, run, output.targets)
+        if output.save is not None:
+            typer.echo(f"saved in {output.save}")
+
+
+def show_validation(validation: Validation, output: Output) -> None:
+    """Print a measured run beside its prediction."""
+    if output.as_json:
+        rows = validation.table().to_dict("records")
+        typer.echo(_json({"notes": validation.notes, "metrics": rows}))
+    elif output.as_csv:
+        typer.echo(validation.table().to_csv(index=False), nl=False)
+    else:
+        screen = console()
+        for level in validation.levels:
+            screen.print(comparison_table(level))
+            screen.print()
+        workloads = [level.workload for level in validation.levels]
+        lengths = [" ".join(str(shape) for shape in workload.shapes) for workload in workloads]
+        labels = level_labels([str(workload.arrivals) for workload in workloads], lengths, [False] * len(workloads))
+        screen.print(error_table(labels, validation))
+        screen.print("Errors are (predicted - measured) / measured; noise is the spread between repeats of a level.")
+        for note in validation.notes:
+            screen.print(f"Note: {note}", markup=False)
+
+
+def show_profile(profile: Profile) -> None:
+    """Print what was fitted and how well it predicts."""
+    screen = console()
+    screen.print(coefficient_table(profile))
+    if profile.fit:
+        screen.print(fit_table("Error on the levels that were fitted", profile.fit))
+    if profile.hold_out:
+        screen.print(fit_table("Error on the levels that were kept out", profile.hold_out))
+    for sentence in profile.assumed:
+        screen.print(f"Assumed: {sentence}", markup=False)
+
+
+def _print_run(title: str, run: Run, targets: Mapping[str, float]) -> None:
+    from simulator.summary import lengths_label, summarize
+    from simulator.targets import missed_targets
+
+    screen = console()
+    summaries = [summarize(level) for level in run.levels]
+    arrivals = [str(level.workload.arrivals) for level in run.levels]
+    lengths = [lengths_label(level) for level in run.levels]
+    labels = level_labels(arrivals, lengths, [bool(level.notes) for level in run.levels])
+    screen.print(_heading(title, run, lengths), markup=False)
+    screen.print()
+    screen.print(throughput_table(labels, summaries, _kv_pool(run)))
+    screen.print()
+    screen.print(latency_table(labels, summaries))
+    if targets:
+        screen.print()
+        missed = [missed_targets(summary, targets) for summary in summaries]
+        screen.print(_verdict(targets, arrivals, missed), markup=False)
+    if any(level.notes for level in run.levels):
+        screen.print("\n* " + ("outside the measured range:" if run.source == "simulated" else "to be read with care:"))
+        for label, level in zip(labels, run.levels, strict=True):
+            if level.notes:
+                screen.print(f"  {label.removesuffix('*')}: {'; '.join(level.notes)}", markup=False)
+
+
+def _heading(title: str, run: Run, lengths: Sequence[str]) -> str:
+    """One sentence on what was served, and on what."""
+    server = run.server
+    on = " on ".join(str(server[name]) for name in ("model", "gpu") if name in server)
+    version = f", vLLM {server['engine_version']}" if "engine_version" in server else ""
+    same = f", {lengths[0]} tokens in/out" if len(set(lengths)) == 1 else ""
+    pool = f", KV pool {server['kv_tokens']:,} tokens" if isinstance(server.get("kv_tokens"), int) else ""
+    return f"{title}: {on}{version}{pool}{same}, {run.source}"
+
+
+def _kv_pool(run: Run) -> int | None:
+    tokens = run.server.get("kv_tokens")
+    return tokens if isinstance(tokens, int) else None
+
+
+def _verdict(targets: Mapping[str, float], arrivals: Sequence[str], missed: Sequence[Sequence[str]]) -> str:
+    """The last level up to which all targets are met, and what the next one misses."""
+    wanted = ", ".join(f"{name} <= {target:g} ms" for name, target in targets.items())
+    met = next((number for number, names in enumerate(missed) if names), len(missed))
+    up_to = f"met up to {arrivals[met - 1]}" if met else "met by no level"
+    beyond = f"; {arrivals[met]} misses {', '.join(missed[met])}" if met < len(missed) else ""
+    return f"SLO {wanted}: {up_to}{beyond}"
+
+
+def _run_as_json(run: Run, targets: Mapping[str, float]) -> str:
+    from simulator.run_files import workload_to_json
+    from simulator.summary import summarize
+    from simulator.targets import missed_targets
+
+    levels = []
+    for level in run.levels:
+        summary = summarize(level)
+        entry: dict[str, object] = {
+            "workload": workload_to_json(level.workload),
+            **summary.flat(),
+            "notes": level.notes,
+        }
+        if targets:
+            entry["missed_targets"] = missed_targets(summary, targets)
+        levels.append(entry)
+    content: dict[str, object] = {"source": run.source, "server": run.server, "levels": levels}
+    if targets:
+        content["targets_ms"] = dict(targets)
+    return _json(content)
+
+
+def _json(content: object) -> str:
+    return json.dumps(_without_nan(content), indent=1, ensure_ascii=False)
+
+
+def _without_nan(content: object) -> object:
+    """JSON knows neither NaN nor infinity: null stands for both."""
+    if isinstance(content, Mapping):
+        return {key: _without_nan(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_without_nan(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content

@@ -1,0 +1,187 @@
+"""Tables for people: 80 columns, milliseconds, plain text where the output is no terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from calibration.validate import Comparison, LevelValidation, Validation
+    from simulator.profile import LevelErrors, Profile
+    from simulator.summary import Summary
+
+WIDTH = 80
+NOTHING = "-"
+
+THROUGHPUT = {"output_throughput": "output tok/s", "mean_concurrency": "requests in flight"}
+
+
+def console(stderr: bool = False) -> Console:
+    """Where tables go; no colours and no more than 80 columns outside of a terminal."""
+    screen = Console(stderr=stderr, highlight=False, soft_wrap=False)
+    return screen if screen.is_terminal else Console(stderr=stderr, highlight=False, width=WIDTH, no_color=True)
+
+
+def throughput_table(labels: Sequence[str], summaries: Sequence[Summary], kv_pool: int | None) -> Table:
+    """Throughput and both gauges of concurrency, one row a level. `kv_pool` is the size of the KV pool in tokens."""
+    table = _table("Throughput and concurrency")
+    table.add_column("\nlevel", overflow="fold")
+    headers = ["\nsent", "\nfailed", "output\ntok/s", "\nreq/s", "in flight\nrequests", "\ntokens"]
+    headers += ["KV pool\npeak", "pre-\nempt."]
+    for header in headers:
+        table.add_column(header, justify="right", no_wrap=True)
+    for label, summary in zip(labels, summaries, strict=True):
+        table.add_row(
+            label,
+            f"{summary.requests:,}",
+            str(summary.errors or 0),
+            _figures(summary.output_throughput),
+            _figures(summary.request_throughput),
+            _figures(summary.mean_concurrency),
+            _whole(summary.mean_active_tokens),
+            _share(summary.peak_kv_tokens, kv_pool),
+            NOTHING if summary.preemptions is None else f"{summary.preemptions:,}",
+        )
+    return table
+
+
+def latency_table(labels: Sequence[str], summaries: Sequence[Summary]) -> Table:
+    """Latencies in milliseconds, one row a level."""
+    table = _table("Latency, ms")
+    table.add_column("\nlevel", overflow="fold")
+    for latency, statistics in _LATENCY_COLUMNS.items():
+        for number, statistic in enumerate(statistics):
+            table.add_column(f"{latency.upper() if number == 0 else ''}\n{statistic}", justify="right", no_wrap=True)
+    for label, summary in zip(labels, summaries, strict=True):
+        spreads = [(getattr(summary, latency), statistics) for latency, statistics in _LATENCY_COLUMNS.items()]
+        cells = [milliseconds(getattr(spread, name)) for spread, names in spreads for name in names]
+        table.add_row(label, *cells)
+    return table
+
+
+_LATENCY_COLUMNS = {
+    "ttft": ("p50", "p90", "p99"),
+    "tpot": ("p50", "p99"),
+    "itl": ("p50", "p90", "p99"),
+    "e2el": ("p50", "p99"),
+}
+
+
+def comparison_table(level: LevelValidation) -> Table:
+    """Every metric of one level, measured and predicted."""
+    table = _table(level.workload.describe())
+    table.add_column("metric", no_wrap=True)
+    for header in ("measured", "predicted", "error", "noise"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for metric in level.metrics.values():
+        noise = NOTHING if metric.noise is None else percent(metric.noise, sign=False)
+        table.add_row(metric_label(metric.metric), *_both(metric), percent(metric.error), noise)
+    return table
+
+
+def error_table(labels: Sequence[str], validation: Validation) -> Table:
+    """Signed errors of the metrics that matter most, one row a level."""
+    return errors_table("Error of the prediction", labels, [level.errors for level in validation.levels])
+
+
+def errors_table(title: str, labels: Sequence[str], errors: Sequence[Mapping[str, float]]) -> Table:
+    """Signed relative errors by metric, one row a level."""
+    table = _table(title)
+    table.add_column("\nlevel", overflow="fold")
+    shown = {name: header for name, header in _ERROR_COLUMNS.items() if any(name in row for row in errors)}
+    for header in shown.values():
+        table.add_column(header, justify="right", no_wrap=True)
+    for label, by_metric in zip(labels, errors, strict=True):
+        table.add_row(label, *[percent(by_metric.get(name, math.nan)) for name in shown])
+    return table
+
+
+_ERROR_COLUMNS = {
+    "output_throughput": "output\ntok/s",
+    "p50_ttft": "TTFT\np50",
+    "p99_ttft": "\np99",
+    "p50_tpot": "TPOT\np50",
+    "p50_itl": "ITL\np50",
+    "p99_itl": "\np99",
+    "p50_e2el": "E2EL\np50",
+    "p99_e2el": "\np99",
+}
+
+
+def coefficient_table(profile: Profile) -> Table:
+    """What was fitted, with its uncertainty, in microseconds."""
+    table = _table("Step time and host time, µs")
+    table.add_column("coefficient", no_wrap=True)
+    for header in ("value", "90 % interval", "origin"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for terms in (profile.coefficients.step_time, profile.coefficients.host_time):
+        for name, term in terms.items():
+            interval = NOTHING
+            if term.low is not None and term.high is not None:
+                interval = f"{term.low * 1e6:.4g} to {term.high * 1e6:.4g}"
+            table.add_row(name, f"{term.value * 1e6:.4g}", interval, term.origin)
+    return table
+
+
+def fit_table(title: str, levels: Sequence[LevelErrors]) -> Table:
+    """Errors that a profile states of its own fit."""
+    labels = [level.level.partition(" tokens")[0].replace(",", "") for level in levels]
+    return errors_table(title, labels, [level.errors for level in levels])
+
+
+def level_labels(arrivals: Sequence[str], lengths: Sequence[str], marked: Iterable[bool]) -> list[str]:
+    """Names of levels: the arrivals, the lengths where they differ, and a star for those that are marked."""
+    differ = len(set(lengths)) > 1
+    return [
+        f"{arrival}{f' {length}' if differ else ''}{'*' if mark else ''}"
+        for arrival, length, mark in zip(arrivals, lengths, marked, strict=True)
+    ]
+
+
+def metric_label(name: str) -> str:
+    """A metric's name and unit as people read it."""
+    if name in THROUGHPUT:
+        return THROUGHPUT[name]
+    statistic, latency = name.split("_")
+    return f"{statistic} {latency.upper()}, ms"
+
+
+def milliseconds(seconds: float) -> str:
+    """Seconds as milliseconds, with three to four digits."""
+    return _figures(seconds * 1000)
+
+
+def percent(share: float, sign: bool = True) -> str:
+    """A share as per cent, signed unless told otherwise."""
+    return NOTHING if math.isnan(share) else f"{share:{'+' if sign else ''}.1%}"
+
+
+def _both(metric: Comparison) -> tuple[str, str]:
+    show = _figures if metric.metric in THROUGHPUT else milliseconds
+    return show(metric.measured), show(metric.predicted)
+
+
+def _figures(value: float) -> str:
+    """A number with the digits that matter: 1,234, 123.4, 12.34."""
+    if math.isnan(value):
+        return NOTHING
+    return f"{value:,.{0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2}f}"
+
+
+def _whole(value: float) -> str:
+    return NOTHING if math.isnan(value) else f"{value:,.0f}"
+
+
+def _share(tokens: float, pool: int | None) -> str:
+    if math.isnan(tokens):
+        return NOTHING
+    return f"{tokens:,.0f}" if not pool else f"{tokens / pool:.1%}"
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)

@@ -1,0 +1,159 @@
+"""A scenario becomes levels of load and engine flags, or one line that says what is wrong with it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from simulator.levels import LoadError, parse_shape, plan_levels
+from simulator.profile import Profile
+from simulator.scenario import Scenario, ScenarioError
+from simulator.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
+
+SCENARIO = """\
+name: demo
+profile: demo.yaml
+engine_flags:
+  max-num-seqs: 16
+  kv-cache-memory: 1GiB
+load:
+  concurrency: [1, 4]
+  input_len: 512
+  output_len: 64
+  num_prompts: 50
+  seed: 3
+slo:
+  p99_ttft: 2000
+"""
+FIXED = Shape(Length.fixed(512), Length.fixed(64))
+
+
+@pytest.fixture
+def scenario_file(tmp_path: Path) -> Path:
+    path = tmp_path / "scenario.yaml"
+    path.write_text(SCENARIO)
+    return path
+
+
+def changed(path: Path, old: str, new: str) -> Path:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    return path
+
+
+def test_states_levels_flags_and_targets(scenario_file: Path, profile: Profile) -> None:
+    scenario = Scenario.read(scenario_file)
+    assert scenario.workloads() == [Workload(ClosedLoop(1), (FIXED,), 50, 3), Workload(ClosedLoop(4), (FIXED,), 50, 3)]
+    flags = scenario.flags(scenario.load_profile())
+    assert (flags.max_num_seqs, flags.num_gpu_blocks) == (16, 1024)
+    assert flags.max_num_batched_tokens == profile.engine_flags.max_num_batched_tokens
+    assert scenario.slo == {"p99_ttft": 2000}
+
+
+@pytest.mark.parametrize(
+    ("load", "expected"),
+    [
+        ("concurrency: [2]\n  requests_per_client: 5", [Workload(ClosedLoop(2), (FIXED,), 10)]),
+        (
+            "request_rate: [0.5, .inf]",
+            [Workload(OpenLoop(0.5), (FIXED,), 1000), Workload(OpenLoop(math.inf), (FIXED,), 1000)],
+        ),
+        ("request_rate: [2]\n  burstiness: .inf\n  num_prompts: 9", [Workload(OpenLoop(2, math.inf), (FIXED,), 9)]),
+    ],
+)
+def test_reads_every_kind_of_arrival(scenario_file: Path, load: str, expected: list[Workload]) -> None:
+    changed(scenario_file, "concurrency: [1, 4]", load)
+    changed(scenario_file, "  num_prompts: 50\n  seed: 3\n", "")
+    assert Scenario.read(scenario_file).workloads() == expected
+
+
+@pytest.mark.parametrize(
+    ("lengths", "shapes"),
+    [
+        ("input_len: {low: 10, high: 20}\n  output_len: 5", (Shape(Length(10, 20), Length.fixed(5)),)),
+        ("input_len: 100\n  output_len: 10\n  range_ratio: 0.5", (Shape(Length(50, 150), Length(5, 15)),)),
+        (
+            'shapes: ["512/128:0.7", 4096-8192/256:0.3]',
+            (
+                Shape(Length.fixed(512), Length.fixed(128), 0.7),
+                Shape(Length(4096, 8192), Length.fixed(256), 0.3),
+            ),
+        ),
+    ],
+)
+def test_reads_every_kind_of_length(scenario_file: Path, lengths: str, shapes: tuple[Shape, ...]) -> None:
+    changed(scenario_file, "input_len: 512\n  output_len: 64", lengths)
+    assert Scenario.read(scenario_file).workloads()[0].shapes == shapes
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "words"),
+    [
+        ("concurrency: [1, 4]", "concurrency: [0]", 7, "load: concurrency must be at least 1, got 0"),
+        ("concurrency: [1, 4]", "concurrency: []", 6, "the list of levels is empty"),
+        ("concurrency: [1, 4]", "concurrency: 4", 7, "concurrency must be a list in [ ]"),
+        ("concurrency: [1, 4]", "concurrency: [1, 4]\n  request_rate: [1]", 7, "either concurrency or request_rate"),
+        ("concurrency: [1, 4]", "request_rate: [.nan]", 7, "request_rate[0] must be greater than 0"),
+        ("input_len: 512", "input_len: 1k tokens", 8, "input_len: must be a whole number of tokens"),
+        ("input_len: 512", "input_len: {low: 5, hihg: 6}", 8, "input_len.hihg: a length has the keys low and high"),
+        ("input_len: 512", "input_len: {low: 5}", 8, "a length needs both low and high"),
+        ("  input_len: 512\n", "", 8, "give input_len and output_len, or shapes"),
+        ("input_len: 512", 'shapes: ["512/128"]', 8, "give either shapes, or input_len, output_len and range_ratio"),
+        ("num_prompts: 50", "num_prompts: 0", 10, "num_prompts must be greater than or equal to 1 (requests a level)"),
+        (
+            "num_prompts: 50",
+            "num_prompts: 50\n  requests_per_client: 3",
+            11,
+            "requests_per_client goes with concurrency",
+        ),
+        ("p99_ttft: 2000", "p99_tft: 2000", 13, "slo.p99_tft: not a latency with a target; did you mean 'p99_ttft'?"),
+        ("p99_ttft: 2000", "p99_ttft: 2 s", 13, "slo.p99_ttft must be a number (milliseconds), got '2 s'; write 2000"),
+        ("p99_ttft: 2000", "p99_ttft: -2", 13, "a target must be a positive number of milliseconds"),
+        ("max-num-seqs: 16", "max-num-sequences: 16", 4, "did you mean 'max-num-seqs'?"),
+        ("max-num-seqs: 16", "max-num-seqs: 16\n  max_num_seqs: 8", 5, "given twice under two names"),
+        ("load:", "lod:", 6, "unknown key lod; did you mean 'load'?"),
+        ("profile: demo.yaml", "profile: 7", 2, "profile must be text in quotes"),
+    ],
+)
+def test_a_fault_is_told_with_its_line(scenario_file: Path, old: str, new: str, line: int, words: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        Scenario.read(changed(scenario_file, old, new))
+    assert str(caught.value).startswith(f"{scenario_file}, line {line}: ")
+    assert words in str(caught.value)
+
+
+def test_finds_its_profile_beside_it_or_among_the_shipped(
+    scenario_file: Path, profile_file: Path, tmp_path: Path
+) -> None:
+    shipped = tmp_path / "shipped"
+    shipped.mkdir()
+    profile_file.rename(shipped / "gpu.yaml")
+    assert Scenario.read(changed(scenario_file, "demo.yaml", "shipped/gpu.yaml")).load_profile().name == "demo"
+    assert Scenario.read(changed(scenario_file, "shipped/gpu.yaml", "gpu")).load_profile(shipped).name == "demo"
+    with pytest.raises(ScenarioError, match=r"there is no .*other.*; shipped are gpu"):
+        Scenario.read(changed(scenario_file, "profile: gpu", "profile: other")).load_profile(shipped)
+
+
+def test_flags_that_contradict_each_other_are_told(scenario_file: Path, profile: Profile) -> None:
+    scenario = Scenario.read(changed(scenario_file, "max-num-seqs: 16", "max-num-seqs: 4096"))
+    with pytest.raises(ScenarioError, match="engine_flags: --max-num-batched-tokens"):
+        scenario.flags(profile)
+
+
+def test_one_level_is_planned_for_each_number() -> None:
+    levels = plan_levels([FIXED], concurrency=[1, 2], seed=7)
+    assert [str(level.arrivals) for level in levels] == ["C=1", "C=2"]
+    assert {level.num_prompts for level in levels} == {1000}
+    with pytest.raises(LoadError, match="request rate must be positive"):
+        plan_levels([FIXED], request_rate=[0.0])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "512", "512/", "/5", "a/b", "0/5", "9-5/1", "5/5:0", "5/5:nan", "5/5:-1", "5.5/1"]
+)
+def test_what_is_no_shape_is_refused(text: str) -> None:
+    with pytest.raises(LoadError, match="is not a shape such as"):
+        parse_shape(text)
