@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ IDENTIFIED = 0.5  # a coefficient is identified if the figures shrink its prior'
 HOST_TERMS = tuple(field.name for field in fields(HostTime))
 
 Array = npt.NDArray[np.float64]
-Metric = str | Callable[[Level], float]
+Measure = Callable[[Level], float]
 
 
 @dataclass(frozen=True)
@@ -38,27 +38,31 @@ class Figure:
 
     Attributes
         workload: a `Workload`, a recorded trace, or any other load
-        metric: a name of `simulator.summary.Summary.flat`, or ``p50_decode_time``: first to last token of a request; or
-            a function of the simulated level, for a number that others define in another way
+        metric: a name of `simulator.summary.Summary.flat`, or ``p50_decode_time``: first to last token of a request
         value: seconds, tokens a second, or whatever the metric counts
         uncertainty: relative standard error, rounding included
         flags: of the server that this number was measured on, where it differs from the other figures'
+        measure: takes the number from the simulated level where others define it in another way; `metric` is then no
+            more than its name
     """
 
     workload: Load
-    metric: Metric
+    metric: str
     value: float
     uncertainty: float
     flags: EngineFlags | None = None
+    measure: Measure | None = None
 
     def __post_init__(self) -> None:
         if not (self.value > 0 and self.uncertainty > 0):
-            raise ValueError(f"{self}: value and uncertainty must be positive")
+            raise ValueError(f"{self.metric} of {self._load()}: value and uncertainty must be positive")
 
     def __str__(self) -> str:
-        metric = self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "metric")
+        return f"{self._load()} {self.metric}"
+
+    def _load(self) -> str:
         load = self.workload
-        return f"{load.arrivals if isinstance(load, Workload) else getattr(load, 'name', load)} {metric}"
+        return str(load.arrivals) if isinstance(load, Workload) else str(getattr(load, "name", load))
 
 
 @dataclass(frozen=True)
@@ -113,9 +117,8 @@ def fit_figures(
     when neither the misses nor the coefficients still change by more.
     """
     trial = _Trial(tuple(figures), flags, dict(priors), formula)
-    result = least_squares(
-        *(trial.residuals, np.zeros(len(priors)), trial.jacobian), method="lm", xtol=tolerance, ftol=max(tolerance, 1e-8)
-    )
+    start, ftol = np.zeros(len(priors)), max(tolerance, 1e-8)
+    result = least_squares(trial.residuals, start, jac=trial.jacobian, method="lm", xtol=tolerance, ftol=ftol)
     slopes = trial.jacobian(result.x)
     spread = np.sqrt(np.diag(np.linalg.inv(slopes.T @ slopes)))  # in standard deviations of the prior
     values = trial.coefficients(result.x)
@@ -131,32 +134,38 @@ def fit_figures(
     return AggregateFit(terms, tuple(figures), tuple(trial.reproduce(values)), formula)
 
 
-def figure_of(level: Level, metric: Metric) -> float:
-    """The figure that a level gives, by a name or function that `Figure.metric` may be."""
-    return figures_of(level, (metric,))[0]
+def figure_of(level: Level, metric: str) -> float:
+    """The figure that a level gives, by a name that `Figure.metric` may have."""
+    if metric == "p50_decode_time":
+        done = level.completed
+        return float((done["e2el"] - done["ttft"]).median())
+    return _named(summarize(level).flat(), metric)
 
 
-def figures_of(level: Level, metrics: Sequence[Metric]) -> list[float]:
-    """Several figures of one level, which is summed up once."""
-    named = any(isinstance(metric, str) and metric != "p50_decode_time" for metric in metrics)
-    numbers = summarize(level).flat() if named else {}
-    return [_figure(level, metric, numbers) for metric in metrics]
+def figures_of(level: Level, figures: Sequence[Figure]) -> list[float]:
+    """What one level makes of several figures; it is summed up once."""
+    numbers: dict[str, float | int | None] = {}
+    values = []
+    for figure in figures:
+        if figure.measure is not None:
+            values.append(figure.measure(level))
+        elif figure.metric == "p50_decode_time":
+            values.append(figure_of(level, figure.metric))
+        else:
+            numbers = numbers or summarize(level).flat()
+            values.append(_named(numbers, figure.metric))
+    return values
+
+
+def _named(numbers: Mapping[str, float | int | None], metric: str) -> float:
+    if (number := numbers.get(metric)) is None:
+        raise ValueError(f"{metric!r} is no figure of a level; known are p50_decode_time, {', '.join(numbers)}")
+    return float(number)
 
 
 def play_load(load: Load, flags: EngineFlags, step_time: StepTime, host_time: HostTime | None = None) -> Level:
     """Any load played on one engine."""
     return simulate_level(cast(Workload, load), flags, step_time, host_time)  # it asks no more of it than of a load
-
-
-def _figure(level: Level, metric: Metric, numbers: Mapping[str, float | int | None]) -> float:
-    if not isinstance(metric, str):
-        return metric(level)
-    if metric == "p50_decode_time":
-        done = level.completed
-        return float((done["e2el"] - done["ttft"]).median())
-    if (number := numbers.get(metric)) is None:
-        raise ValueError(f"{metric!r} is no figure of a level; known are p50_decode_time, {', '.join(numbers)}")
-    return float(number)
 
 
 @dataclass(frozen=True)
@@ -181,7 +190,7 @@ class _Trial:
         for numbers in self._by_load():
             first = self.figures[numbers[0]]
             level = play_load(first.workload, first.flags or self.flags, step_time, host_time)
-            values = figures_of(level, [self.figures[number].metric for number in numbers])
+            values = figures_of(level, [self.figures[number] for number in numbers])
             for number, value in zip(numbers, values, strict=True):
                 made[number] = value
         return made
@@ -215,5 +224,5 @@ def _step_time(formula: type[StepTime], coefficients: Mapping[str, float]) -> St
     return formula(**{name: value for name, value in coefficients.items() if name not in HOST_TERMS})
 
 
-def _host_time(coefficients: Mapping[str, float]) -> HostTime:
+def _host_time(coefficients: Mapping[str, Any]) -> HostTime:
     return HostTime(**{name: value for name, value in coefficients.items() if name in HOST_TERMS})

@@ -71,7 +71,8 @@ def _coefficients(fit: StepTimeFit) -> Coefficients:
     }
     prompt = fit.coefficients["per_prompt_token"]
     host_time["per_prompt_token"] = _coefficient(prompt.value, prompt.stderr, prompt.dropped)
-    return Coefficients(step_time=step_time, host_time=host_time)
+    noise = [_rounded(value) for value in fit.gap_noise]
+    return Coefficients(step_time=step_time, host_time=host_time, gap_noise=noise)
 
 
 def _coefficient(value: float, stderr: float, dropped: bool) -> Coefficient:

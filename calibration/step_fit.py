@@ -8,17 +8,17 @@ non-negative coefficients, made robust against the odd late packet, each kind of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from scipy.optimize import lsq_linear
 
-from calibration.steps import reconstruct, streams
+from calibration.steps import reconstruct, stream_gaps, streams
 from simulator.engine_flags import EngineFlags
 from simulator.run import Level
-from simulator.step_time import HostTime, StepTime
+from simulator.step_time import NOISE_PERCENTILES, HostTime, StepTime
 
 TERMS = (
     "constant",
@@ -35,6 +35,7 @@ NEEDED = {"constant", "per_prefill_token"}  # never dropped: a step takes time a
 SIGNIFICANT = 2.0  # standard errors below which a term is dropped
 HUBER = 1.5  # residuals beyond this many standard deviations count less
 SERIAL_SHARE = 0.5  # of the 8 ms for 1,024 token ids on vLLM 0.32, 4 ms passed between sending and the first step
+LEAST_GAPS = 1000  # of a level, for the percentiles of their noise
 REQUEST_DELAY = 0.004  # s, a first guess; the fit gives a better one and the steps are reconstructed with it again
 
 Array = npt.NDArray[np.float64]
@@ -58,12 +59,13 @@ class StepTimeFit:
     """Coefficients by the names in `TERMS`, and how well they explain what was observed.
 
     `noise` is the robust standard deviation of the residuals in seconds, by kind of observation; `observations` their
-    number.
+    number. `gap_noise` are the percentiles of single token gaps about the fitted step, see `HostTime`.
     """
 
     coefficients: dict[str, Coefficient]
     noise: dict[str, float]
     observations: dict[str, int]
+    gap_noise: tuple[float, ...] = ()
 
     @property
     def step_time(self) -> StepTime:
@@ -78,6 +80,7 @@ class StepTimeFit:
             per_request=per_request * (1 - SERIAL_SHARE),
             per_request_serial=per_request * SERIAL_SHARE,
             per_prompt_token=self.coefficients["per_prompt_token"].value,
+            gap_noise=self.gap_noise,
         )
 
 
@@ -99,7 +102,22 @@ def fit_step_time(levels: Sequence[Level], flags: EngineFlags) -> StepTimeFit:
         fit = _solve(observed)
         delay = fit.host_time.per_request_serial
     assert fit is not None
-    return fit
+    return replace(fit, gap_noise=_gap_noise(levels, flags, fit))
+
+
+def _gap_noise(levels: Sequence[Level], flags: EngineFlags, fit: StepTimeFit) -> tuple[float, ...]:
+    """Percentiles of what single gaps of decode steps add to the fitted duration, about zero; levels count alike."""
+    found = []
+    for level in levels:
+        steps = reconstruct(level, flags, fit.host_time.per_request_serial)
+        told = fit.step_time.constant + steps["sequences"] * fit.step_time.per_sequence
+        told += steps["kv_tokens"] * fit.step_time.per_kv_token
+        gaps = stream_gaps(level, steps)
+        decode = (steps["prefill_tokens"] == 0).to_numpy()[gaps["step"]]
+        added = gaps["gap"][decode] - told.to_numpy()[gaps["step"][decode]]
+        if len(added) >= LEAST_GAPS:
+            found.append(np.percentile(added - added.mean(), NOISE_PERCENTILES))
+    return tuple(float(value) for value in np.mean(found, axis=0)) if found else ()
 
 
 def observations(levels: Sequence[Level], flags: EngineFlags, request_delay: float) -> Observations:

@@ -117,6 +117,25 @@ def reconstruct(level: Level, flags: EngineFlags, request_delay: float) -> pd.Da
     return pd.DataFrame(rows, columns=list(STEP_COLUMNS)).astype(STEP_COLUMNS)
 
 
+def stream_gaps(level: Level, steps: pd.DataFrame) -> pd.DataFrame:
+    """Every stream's own token gap in each of `steps`, as `reconstruct` gave them; columns step (their row) and gap."""
+    sent = streams(level)
+    rows = {time: row for row, time in enumerate(steps["time"])}
+    found = []
+    before = Delivery({})
+    for step in deliveries(sent):
+        row = rows.get(step.time)
+        if row is not None:
+            found += [(row, step.arrivals[number][0] - before.arrivals[number][0]) for number in _timed(step, before)]
+        before = step
+    return pd.DataFrame(found, columns=["step", "gap"])
+
+
+def _timed(step: Delivery, before: Delivery) -> list[int]:
+    """Streams whose gap shows the step's duration: a first token comes late, so the gap after it is short."""
+    return [number for number in step.arrivals.keys() & before.arrivals.keys() if before.arrivals[number][1] > 1]
+
+
 def _planned_at(steps: list[Delivery], index: int, flags: EngineFlags, sent: list[Stream]) -> float:
     """When a step was planned: as the one before it ended, or with asynchronous scheduling the one before that."""
     back = 2 if flags.async_scheduling else 1
@@ -183,9 +202,7 @@ def _row(
     both = step.keys() & before.keys()
     if any(step[number][1] - before[number][1] != 1 for number in both):
         return None
-    timed = [
-        number for number in both if before[number][1] > 1
-    ]  # a first token comes late, so the gap after it is short
+    timed = _timed(steps[index], steps[index - 1])
     if not timed:
         return None
     missing = [number for number in before if number not in step and before[number][1] < sent[number].tokens[-1]]

@@ -63,8 +63,13 @@ def _of_host_time(coefficients: dict[str, Coefficient]) -> dict[str, Coefficient
     return coefficients
 
 
+def _of_gap_noise(percentiles: list[float]) -> list[float]:
+    HostTime(gap_noise=tuple(percentiles))
+    return percentiles
+
+
 def _check_names(coefficients: dict[str, Coefficient], kind: type[StepTime | HostTime]) -> None:
-    known = {field.name for field in fields(kind)}
+    known = {field.name for field in fields(kind)} - {"gap_noise"}  # not one number but a list of its own
     for name in coefficients:
         if name not in known:
             raise KeyProblem(name, f"unknown coefficient; {suggestion(name, known)}")
@@ -78,6 +83,9 @@ class Coefficients(Section):
 
     step_time: Annotated[dict[str, Coefficient], AfterValidator(_of_step_time)]
     host_time: Annotated[dict[str, Coefficient], AfterValidator(_of_host_time)] = Field(default_factory=dict)
+    gap_noise: Annotated[list[float], AfterValidator(_of_gap_noise)] = Field(
+        default_factory=list, description="seconds that the way to the client adds to a token gap, by percentile"
+    )
 
 
 def _pair(value: object) -> object:
@@ -175,7 +183,10 @@ class Profile(Section):
 
     def to_yaml(self) -> str:
         data = self.model_dump(mode="json", exclude_none=True)
-        for terms in data["coefficients"].values():
+        coefficients = data["coefficients"]
+        if not coefficients["gap_noise"]:
+            del coefficients["gap_noise"]
+        for terms in (coefficients["step_time"], coefficients["host_time"]):
             for coefficient in terms.values():
                 if not coefficient["note"]:
                     del coefficient["note"]
@@ -188,7 +199,8 @@ class Profile(Section):
 
     @property
     def host_time(self) -> HostTime:
-        return HostTime(**{name: term.value for name, term in self.coefficients.host_time.items()})
+        terms: dict[str, Any] = {name: term.value for name, term in self.coefficients.host_time.items()}
+        return HostTime(**terms, gap_noise=tuple(self.coefficients.gap_noise))
 
     def with_flags(self, **changes: object) -> EngineFlags:
         """`engine_flags` with some changed; ``kv_cache_memory_bytes`` is known too. Raises `FlagError`."""

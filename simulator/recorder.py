@@ -11,7 +11,7 @@ import pandas as pd
 from simulator.request import Request
 from simulator.run import GAP_COLUMNS, REQUEST_COLUMNS, TIMELINE_COLUMNS
 from simulator.scheduler import Scheduler
-from simulator.step_time import HostTime
+from simulator.step_time import NOISE_PERCENTILES, HostTime
 
 
 class Recorder:
@@ -104,11 +104,20 @@ class Recorder:
                 "count": np.concatenate([single[:, 2], count[which]]),
             }
         )
-        return table.sort_values("time", kind="stable", ignore_index=True).astype(GAP_COLUMNS)
+        table = table.sort_values("time", kind="stable", ignore_index=True)
+        if self._host_time.gap_noise:
+            table["gap"] = np.maximum(table["gap"] + _noise(self._host_time, len(table)), 0.0)
+        return table.astype(GAP_COLUMNS)
 
     def timeline(self) -> pd.DataFrame:
         """Both gauges of concurrency, one row a planned step; in between they change evenly."""
         return pd.DataFrame(_rows(self._states, 5), columns=list(TIMELINE_COLUMNS)).astype(TIMELINE_COLUMNS)
+
+
+def _noise(host_time: HostTime, count: int) -> npt.NDArray[np.float64]:
+    """What the way to the client adds to each of `count` gaps, in seconds; always the same numbers."""
+    chance = np.random.default_rng(0).random(count) * 100
+    return np.interp(chance, NOISE_PERCENTILES, host_time.gap_noise)
 
 
 def _rows(values: array[float], columns: int) -> npt.NDArray[np.float64]:

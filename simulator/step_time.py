@@ -58,6 +58,9 @@ class StepTime:
         return self.per_kv_token * sequences
 
 
+NOISE_PERCENTILES = (0.1, 1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9)
+
+
 @dataclass(frozen=True)
 class HostTime:
     """What a client sees besides engine steps.
@@ -67,14 +70,23 @@ class HostTime:
             it (HTTP, tokenizing, hand-over), while others wait
         per_request: s for the rest, once a request: the way back of its answer
         per_prompt_token: s by which the first token comes later for each prompt token; 1 to 2 us on vLLM 0.32
+        gap_noise: s, the `NOISE_PERCENTILES` of what the way to the client adds to a token gap, about zero on average;
+            empty for none
     """
 
     per_request: float = 0.0
     per_request_serial: float = 0.0
     per_prompt_token: float = 0.0
+    gap_noise: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for name in ("per_request", "per_request_serial", "per_prompt_token"):
+            value = getattr(self, name)
             if not 0 <= value < float("inf"):
-                raise ValueError(f"host time: {field.name} must be a finite number of seconds >= 0, got {value}")
+                raise ValueError(f"host time: {name} must be a finite number of seconds >= 0, got {value}")
+        if self.gap_noise and len(self.gap_noise) != len(NOISE_PERCENTILES):
+            raise ValueError(
+                f"host time: gap_noise needs {len(NOISE_PERCENTILES)} percentiles, got {len(self.gap_noise)}"
+            )
+        if list(self.gap_noise) != sorted(self.gap_noise):
+            raise ValueError("host time: the percentiles of gap_noise must not decrease")

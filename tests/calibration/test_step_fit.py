@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+import numpy as np
 import pytest
 from synthetic import closed, measured_level
 
 from calibration.fit import fit_profile
 from calibration.step_fit import FitError, fit_step_time
+from simulator.engine import simulate_level
 from simulator.engine_flags import EngineFlags
+from simulator.percentiles import weighted_percentiles
 from simulator.run import Level, Run
-from simulator.step_time import HostTime, StepTime
+from simulator.step_time import NOISE_PERCENTILES, HostTime, StepTime
 
 FLAGS = EngineFlags(max_num_seqs=128, max_num_batched_tokens=2048, num_gpu_blocks=5431)
 HOST_TIME = HostTime(per_request=0.004, per_request_serial=0.004)
@@ -70,3 +73,16 @@ def test_too_few_steps_are_refused() -> None:
     level = measured_level(closed(1, 100, 3, 2), FLAGS, SERVERS["host-bound"], HOST_TIME)
     with pytest.raises(FitError, match="decode steps"):
         fit_step_time([level], FLAGS)
+
+
+def test_the_noise_of_single_gaps_is_kept_and_comes_back_in_a_prediction() -> None:
+    step_time = SERVERS["like an RTX 4090"]
+    fit = fit_step_time(sweep(step_time, jitter=0.5e-3), FLAGS)
+    assert fit.gap_noise[NOISE_PERCENTILES.index(50)] == pytest.approx(0, abs=0.1e-3)
+    load = closed(2, 1024, 256, 8, seed=77)
+    measured = measured_level(load, FLAGS, step_time, HOST_TIME, 0.5e-3, 77)
+    gaps = measured.tokens.groupby("request_id")["time"].diff().dropna()
+    predicted = simulate_level(load, FLAGS, fit.step_time, fit.host_time).gaps
+    for percentile in (1, 50, 99):
+        told = weighted_percentiles(predicted["gap"], predicted["count"], [percentile])[0]
+        assert told == pytest.approx(np.percentile(gaps, percentile), rel=0.02), percentile
