@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from capsim import __version__
 from capsim.commands.calibrate import calibrate
+from capsim.commands.import_ import import_
 from capsim.commands.predict import predict
 from capsim.commands.simulate import simulate
 from capsim.commands.sweep import sweep
@@ -87,6 +88,7 @@ app = typer.Typer(
 )
 for command in (simulate, predict, validate, sweep, calibrate):
     app.command(epilog=EPILOG)(command)
+app.command("import", epilog=EPILOG)(import_)
 
 
 def _show_version(wanted: bool) -> None:

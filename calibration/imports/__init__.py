@@ -1,0 +1,119 @@
+"""Result files of other load generators as runs: one module for each tool.
+
+A file with a row for every request becomes levels of a `simulator.run.Run`, with definitions converted to ours and
+every trap that was met noted on the level. A file of aggregates becomes figures (`import_aggregates`), never rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from calibration.aggregate_fit import Figure
+from calibration.imports import aiperf, guidellm, inference_perf, llmd_report, sglang, vllm_bench
+from calibration.imports.source import Format, ImportFileError, NoRequestsError, Source, read_source
+from calibration.imports.stated import StatedLevel, load_stated, save_stated, validate_stated
+from simulator.run import Run
+
+FORMATS: tuple[Format, ...] = (
+    vllm_bench.FORMAT,
+    sglang.FORMAT,
+    aiperf.REQUESTS,
+    aiperf.STATED,
+    guidellm.FORMAT,
+    inference_perf.REQUESTS,
+    inference_perf.STATED,
+    llmd_report.FORMAT,
+)
+NAMES = tuple(dict.fromkeys(known.name for known in FORMATS))
+
+__all__ = [
+    "FORMATS",
+    "NAMES",
+    "ImportFileError",
+    "NoRequestsError",
+    "StatedLevel",
+    "import_aggregates",
+    "import_files",
+    "import_stated",
+    "load_stated",
+    "save_stated",
+    "validate_stated",
+]
+
+
+def import_files(paths: Iterable[str | Path], format: str | None = None) -> Run:  # noqa: A002
+    """The levels of all files as one measured run, in the order given.
+
+    A file's format is told by its content; `format`, one of `NAMES`, insists on one. Raises `NoRequestsError` for a
+    file of aggregates, and `ImportFileError` for any other that is not what it should be or is of another server.
+    """
+    runs = []
+    for source, known in _recognised(paths, format):
+        if known.requests is None:
+            raise NoRequestsError(
+                f"{source.path}: {known.tool} holds aggregates only, no requests: it can validate, cannot calibrate"
+            )
+        runs.append((source, known.requests(source)))
+    server: dict[str, object] = {}
+    for source, run in runs:
+        ours, theirs = server.get("model"), run.server.get("model")
+        if ours and theirs and ours != theirs:
+            raise ImportFileError(f"{source.path}: measured {theirs}, the files before it {ours}; import them apart")
+        server = run.server | server
+    started = sorted(run.started_at for _, run in runs if run.started_at)
+    return Run("measured", [level for _, run in runs for level in run.levels], server, started[0] if started else "")
+
+
+def import_stated(paths: Iterable[str | Path], format: str | None = None) -> list[StatedLevel]:  # noqa: A002
+    """What the files state of their levels, with the load and what must be known of it. Raises `ImportFileError`."""
+    found = []
+    for source, known in _recognised(paths, format):
+        if known.stated is None:
+            raise ImportFileError(f"{source.path}: {known.tool} holds requests and no aggregates; import it as a run")
+        found += known.stated(source)
+    return found
+
+
+def import_aggregates(paths: Iterable[str | Path], format: str | None = None) -> list[Figure]:  # noqa: A002
+    """The figures that the files state, for `calibration.aggregate_fit.fit_figures`. Raises `ImportFileError`."""
+    return [figure for level in import_stated(paths, format) for figure in level.figures]
+
+
+def _recognised(paths: Iterable[str | Path], wanted: str | None) -> list[tuple[Source, Format]]:
+    if wanted is not None and wanted not in NAMES:
+        raise ImportFileError(f"{wanted!r} is no format; known are {', '.join(NAMES)}")
+    candidates = [known for known in FORMATS if wanted in (None, known.name)]
+    found = []
+    for path in paths:
+        source = read_source(path)
+        found.append((source, _recognise(source, candidates, wanted)))
+    if not found:
+        raise ImportFileError("no files were given")
+    return found
+
+
+def _recognise(source: Source, candidates: Sequence[Format], wanted: str | None) -> Format:
+    for known in candidates:
+        if known.recognises(source):
+            return known
+    if wanted is not None:
+        tools = " nor ".join(known.tool for known in candidates)
+        raise ImportFileError(f"{source.path}: not a file of {tools}")
+    raise ImportFileError(f"{source.path}: {_hint(source) or f'no result file of {_tools()}'}")
+
+
+def _hint(source: Source) -> str:
+    """What a file is that often lies beside the one to give; empty for any other."""
+    first = source.first if isinstance(source.first, dict) else {}
+    if "metrics_phase" in first or {"endpoints_configured"} <= first.get("summary", {}).keys() if first else False:
+        return "AIPerf's server metrics; give profile_export.jsonl, they are read from beside it"
+    if {"schema_version", "source", "started_at"} <= first.keys():
+        return "a run of capsim already; use its folder"
+    if {"load", "server", "api"} <= first.keys():
+        return "inference-perf's configuration; give per_request_lifecycle_metrics.json, it is read from beside it"
+    return ""
+
+
+def _tools() -> str:
+    return "vLLM bench, SGLang bench_serving, AIPerf, GuideLLM, inference-perf or llm-d-benchmark"
