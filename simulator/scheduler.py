@@ -113,6 +113,7 @@ class Scheduler:
         self.batch = DecodeBatch(flags.block_size)
         self.preemptions = 0
         self._others: list[Request] = []  # running requests outside the batch that still need tokens, in running order
+        self._exhausted: list[Request] = []  # running requests whose last token is in flight, by `max_tokens`
         self._unprocessed: deque[Step] = deque()  # scheduled steps whose outcome is not known yet
         self._positions = 0
         self._flush = False
@@ -137,6 +138,9 @@ class Scheduler:
         tokens = self.batch.kv_tokens + self.batch.size
         for request in self._others:
             tokens += request.prompt_tokens + request.output + request.in_flight
+        for request in self._exhausted:
+            if request in self.running:
+                tokens += request.prompt_tokens + request.output_tokens
         return tokens
 
     def check(self, request: Request) -> None:
@@ -178,10 +182,12 @@ class Scheduler:
 
     def _release_exhausted(self) -> None:
         """Take out of the batch whoever has its last token in flight by `max_tokens`: vLLM schedules it no more."""
+        self._exhausted = []
         if not self._unprocessed:
             return
         for request in self._unprocessed[-1].finishing:
             if request.decoding and request.output_tokens == request.max_tokens:
+                self._exhausted.append(request)
                 self.batch.leave(request)
                 self.kv_cache.store(request, request.computed - 1)
                 request.output = request.output_tokens - 1
@@ -277,8 +283,8 @@ class Scheduler:
             if stop:
                 break
             self.kv_cache.take(request, needed)
-            known = context + 1 - len(self._unprocessed) if decoding else request.prompt_tokens + request.output
-            self.kv_cache.store(request, min(context + tokens, known))
+            if not decoding:
+                self.kv_cache.store(request, min(context + tokens, request.prompt_tokens + request.output))
             granted[request] = Chunk(request, tokens, context)
             budget -= tokens
             index += 1
@@ -302,7 +308,9 @@ class Scheduler:
         send it back to wait; its output so far is kept."""
         if request.decoding:
             self._leave_batch(step, request)
-            request.blocks += self._blocks_for(request, granted)
+            if granted:
+                request.blocks += self._blocks_for(request, granted)
+                self.kv_cache.store(request, request.computed + granted - len(self._unprocessed))
         self.kv_cache.release(request)
         request.computed = request.in_flight = 0
         request.preempted = True
@@ -403,17 +411,12 @@ class Scheduler:
         remaining = request.output_tokens - sampled
         if remaining <= 0:
             step.samplers.append(request)
-            if self._is_asynchronous:
-                request.in_flight += 1
+            request.in_flight += 1
             return
         self._others.remove(request)
         request.in_flight = 0
         self.batch.join(request, self.batch.clock + remaining)
         step.joined.append(request)
-
-    @property
-    def _is_asynchronous(self) -> bool:
-        return self.flags.async_scheduling
 
     # --- taking in what a step produced
 
