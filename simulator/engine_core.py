@@ -11,7 +11,8 @@ from collections import deque
 
 from simulator.recorder import Recorder
 from simulator.request import Request
-from simulator.scheduler import Scheduler, Step
+from simulator.scheduler import Scheduler
+from simulator.step import Step
 from simulator.step_time import StepTime
 
 IDLE_SLEEP = 1e-3  # s; vLLM's loop sleeps this long after a step without tokens while requests are left

@@ -87,8 +87,10 @@ class PrefixCache:
 
     ordered = True
 
-    def __init__(self, blocks: int, block_size: int) -> None:
+    def __init__(self, blocks: int, block_size: int, plain_first: bool = True) -> None:
+        """`plain_first` is whether released blocks without findable content are taken first; 0.11 does not."""
         self._block_size = block_size
+        self._plain_first = plain_first
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, blocks + 1))
         self._holders = [0] * (blocks + 1)
         self._content: list[Hashable] = [None] * (blocks + 1)
@@ -159,7 +161,7 @@ class PrefixCache:
             self._holders[block] -= 1
             if self._holders[block] == 0:
                 self._free[block] = None
-                if self._content[block] is None:
+                if self._plain_first and self._content[block] is None:
                     self._free.move_to_end(block, last=False)
         self._stored.pop(request, None)
         request.blocks = 0

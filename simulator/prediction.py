@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from simulator.engine import simulate_level
 from simulator.engine_flags import EngineFlags
+from simulator.engine_rules import version_note
 from simulator.profile import Profile
 from simulator.run import Level, Run
 from simulator.workload import Workload
@@ -28,6 +29,7 @@ def predict(
     for workload in workloads:
         level = simulate_level(workload, flags, profile.step_time, profile.host_time)
         level.notes += profile.outside_range(workload, flags, _peak_running(level))
+        level.notes += [note] if (note := version_note(flags.engine_version)) else []
         levels.append(level)
         if on_level is not None:
             on_level(len(levels))

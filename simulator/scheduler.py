@@ -15,80 +15,15 @@ from collections import deque
 
 from simulator.decode_batch import DecodeBatch
 from simulator.engine_flags import EngineFlags
+from simulator.engine_rules import rules_of
 from simulator.kv_cache import BlockCounter, KVCache, PrefixCache
 from simulator.request import Request
+from simulator.step import Chunk, Step
 from simulator.waiting_queue import FCFSQueue, PriorityQueue
 
 
 class CannotFit(ValueError):
     """A request that this engine can never serve."""
-
-
-class Chunk:
-    """Tokens of one request scheduled one by one: a part of a prompt, a recompute, or a delayed decode token."""
-
-    __slots__ = ("context", "request", "tokens")
-
-    def __init__(self, request: Request, tokens: int, context: int) -> None:
-        self.request = request
-        self.tokens = tokens
-        self.context = context  # tokens computed before this step
-
-    @property
-    def is_prefill(self) -> bool:
-        """Whether prompt tokens are computed, or several tokens at once (recompute after a preemption)."""
-        return self.tokens > 1 or self.context < self.request.prompt_tokens
-
-
-class Step:
-    """One step of the engine, as planned.
-
-    Attributes
-        decodes, decode_kv_tokens: requests of the decode batch, one token each, and the KV tokens they read
-        chunks: all other scheduled tokens, in the order of the running list
-        admitted, preempted: requests that entered and left the running list in this step
-        samplers: requests outside the batch that sample a token in this step
-        joined: requests that sample in this step and decode in the batch from the next one on
-        finishing: requests of the batch whose last token this step samples
-        left: requests that fell out of the batch in this step, before their end
-        tokens_out: tokens that the batch delivers with this step
-    """
-
-    __slots__ = (
-        "admitted",
-        "chunks",
-        "decode_kv_tokens",
-        "decodes",
-        "finishing",
-        "joined",
-        "left",
-        "preempted",
-        "samplers",
-        "tokens_out",
-    )
-
-    def __init__(self) -> None:
-        self.decodes = 0
-        self.decode_kv_tokens = 0
-        self.tokens_out = 0
-        self.chunks: list[Chunk] = []
-        self.admitted: list[Request] = []
-        self.preempted: list[Request] = []
-        self.samplers: list[Request] = []
-        self.joined: list[Request] = []
-        self.finishing: list[Request] = []
-        self.left: list[Request] = []
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.decodes and not self.chunks
-
-    @property
-    def is_steady(self) -> bool:
-        """Whether the step does nothing but give every request of the batch a token that is not its last."""
-        return bool(self.decodes) and not (
-            self.chunks or self.admitted or self.preempted or self.finishing or self.left or self.samplers
-        )
 
 
 class Scheduler:
@@ -103,10 +38,11 @@ class Scheduler:
 
     def __init__(self, flags: EngineFlags) -> None:
         self.flags = flags
+        self._rules = rules_of(flags.engine_version)
         self.running: dict[Request, None] = {}
         self.waiting = PriorityQueue() if flags.scheduling_policy == "priority" else FCFSQueue()
         self.kv_cache: KVCache = (
-            PrefixCache(flags.usable_blocks, flags.block_size)
+            PrefixCache(flags.usable_blocks, flags.block_size, self._rules.reuses_plain_blocks_first)
             if flags.enable_prefix_caching
             else BlockCounter(flags.usable_blocks)
         )
@@ -117,9 +53,8 @@ class Scheduler:
         self._unprocessed: deque[Step] = deque()  # scheduled steps whose outcome is not known yet
         self._positions = 0
         self._flush = False
-        self._watermark = int(flags.watermark * flags.num_gpu_blocks)
-        self._lone_rule = _version(flags.engine_version) >= (0, 28)
-        self._index_rule = self._lone_rule
+        self._reserves_all = flags.scheduler_reserve_full_isl and self._rules.reserves_full_sequence
+        self._watermark = int(flags.watermark * flags.num_gpu_blocks) if self._rules.reserves_full_sequence else 0
 
     # --- what the engine asks
 
@@ -186,12 +121,17 @@ class Scheduler:
         if not self._unprocessed:
             return
         for request in self._unprocessed[-1].finishing:
-            if request.decoding and request.output_tokens == request.max_tokens:
+            if request.decoding and request.output_tokens == request.max_tokens and self._stops_in_time(request):
                 self._exhausted.append(request)
                 self.batch.leave(request)
                 self.kv_cache.store(request, request.computed - 1)
                 request.output = request.output_tokens - 1
                 request.in_flight = 1
+
+    def _stops_in_time(self, request: Request) -> bool:
+        """Whether vLLM knows that no token is to be computed after the one in flight."""
+        full = request.prompt_tokens + request.max_tokens >= self.flags.max_model_len
+        return self._rules.stops_in_time or full
 
     def _prefill_threshold(self) -> int:
         """Most tokens a request may get in this step, 0 for no limit (`long_prefill_token_threshold`)."""
@@ -200,7 +140,7 @@ class Scheduler:
         if threshold == 0:
             return 0
         requests = len(self.running) + len(self.waiting)
-        if self._lone_rule and requests == 1:
+        if self._rules.lone_request_is_exempt and requests == 1:
             return 0
         if flags.long_prefill_token_threshold_adaptive and requests:
             return max(threshold, flags.max_num_batched_tokens // requests)
@@ -239,7 +179,8 @@ class Scheduler:
     def _tokens_wanted(self, request: Request, threshold: int) -> int:
         """Tokens that a running request outside the batch lacks, within all limits but the step's budget."""
         in_flight = request.in_flight
-        if in_flight and request.computed + 2 - in_flight >= request.prompt_tokens + request.max_tokens:
+        last = request.computed + 2 - in_flight >= request.prompt_tokens + request.max_tokens
+        if in_flight and last and self._rules.stops_in_time:
             return 0  # its last token is in flight already
         tokens = request.prompt_tokens + request.output + in_flight - request.computed
         if 0 < threshold < tokens:
@@ -274,7 +215,7 @@ class Scheduler:
                 taken = granted.pop(victim, None)
                 if taken is not None:
                     budget += taken.tokens
-                if at < index and (taken is not None or self._index_rule):
+                if at < index and (taken is not None or self._rules.corrects_index_always):
                     index -= 1
                 self._preempt(step, victim, taken.tokens if taken else 0)
                 if victim is request:
@@ -355,6 +296,7 @@ class Scheduler:
     def _admit(self, step: Step, budget: int, threshold: int) -> None:
         """Move waiting requests to the running list, strictly from the head of the queue."""
         flags = self.flags
+        skipped: list[Request] = []
         while budget > 0 and self.waiting and len(self.running) < flags.max_num_seqs:
             request = self.waiting.head
             known = request.prompt_tokens + request.output
@@ -365,7 +307,10 @@ class Scheduler:
                 tokens = threshold
             if tokens > budget:
                 if not flags.enable_chunked_prefill:
-                    break
+                    if self._rules.oversized_prompt_blocks:
+                        break
+                    skipped.append(self.waiting.popleft())
+                    continue
                 tokens = budget
             if not self._has_room(known, cached + tokens, prefix):
                 break
@@ -382,12 +327,14 @@ class Scheduler:
             step.admitted.append(request)
             step.chunks.append(Chunk(request, tokens, cached))
             budget -= tokens
+        for request in reversed(skipped):
+            self.waiting.prepend(request)
 
     def _has_room(self, known: int, computed: int, prefix: list[int]) -> bool:
         """vLLM's admission rule: room for `computed` tokens after this step, for all `known` ones if they are reserved,
         and a watermark unless nothing runs."""
         flags = self.flags
-        length = max(known, computed) if flags.scheduler_reserve_full_isl else computed
+        length = max(known, computed) if self._reserves_all else computed
         blocks = -(-min(length, flags.max_model_len) // flags.block_size) - len(prefix)
         blocks += self.kv_cache.unreferenced(prefix)
         return blocks + (self._watermark if self.running else 0) <= self.kv_cache.free_blocks
@@ -489,8 +436,3 @@ class Scheduler:
         self.batch.advance(steps)
         for step in self._unprocessed:
             step.decode_kv_tokens += steps * step.decodes
-
-
-def _version(text: str) -> tuple[int, int]:
-    major, minor = text.split(".")[:2]
-    return int(major), int(minor)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from simulator.profile import Profile
+
+hypothesis.settings.register_profile("capsim", deadline=None)  # a shared machine may pause anywhere
+hypothesis.settings.load_profile("capsim")
 
 PROFILE = """\
 schema_version: 1

@@ -21,13 +21,15 @@ from tests.live.server import model_server
 
 GOALS = {"output_throughput": 0.0, "p50_tpot": 0.0, "p50_e2el": 0.0}  # only the noise counts
 FITTED, UNSEEN = "1,4,8", "2,6,2,6,2,6"
+FLAGS = ("--no-enable-prefix-caching", "--gpu-memory-utilization", "0.3")
+KV_TOKENS = 32768
 LENGTHS = ("--input-len", "256", "--output-len", "64")
 
 
 def measure(venv: Path, folder: Path) -> tuple[Profile, list[Judgement]]:
     """The fitted profile and the judgements of the unseen levels."""
     profile_file, run = folder / "model-profile.yaml", folder / "model-unseen"
-    with model_server(venv, "--no-enable-prefix-caching", preset="tiny", log_dir=folder) as server:
+    with model_server(venv, *FLAGS, preset="tiny", kv_tokens=KV_TOKENS, log_dir=folder) as server:
         capsim(
             *("calibrate", "--endpoint", server.url, "-o", str(profile_file), *LENGTHS),
             *("--concurrency", FITTED, "--hold-out", "0", "--no-async-scheduling"),

@@ -29,7 +29,8 @@ from simulator.engine_core import EngineCore
 from simulator.engine_flags import EngineFlags
 from simulator.recorder import Recorder
 from simulator.request import Request
-from simulator.scheduler import Scheduler, Step
+from simulator.scheduler import Scheduler
+from simulator.step import Step
 from simulator.step_time import StepTime
 
 Event = dict[str, Any]
