@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
@@ -32,12 +33,15 @@ class Engine:
         self._core = core
         self._wake: simpy.Event | None = None
         self._ends: dict[Request, simpy.Event] = {}
+        self._last_arrival = -math.inf
         env.process(self._serve())
 
     def submit(self, request: Request) -> simpy.Event:
         """Hand over a request. Raises `simulator.scheduler.CannotFit` if it can never be served."""
         self._core.scheduler.check(request)
-        request.arrived = request.arrival_time = self._env.now
+        request.arrived = self._env.now
+        # no two arrive at once: vLLM's priority policy would let equal ones preempt each other for ever
+        request.arrival_time = self._last_arrival = max(self._env.now, math.nextafter(self._last_arrival, math.inf))
         self._core.inbox.append(request)
         if self._wake is not None:
             self._wake.succeed()

@@ -45,8 +45,11 @@ class EngineFlags:
                 raise FlagError(f"{_flag(name)} must be at least 1, got {getattr(self, name)}")
         if self.num_gpu_blocks < 2:
             raise FlagError(f"the KV pool needs 2 blocks or more, one is vLLM's null block; got {self.num_gpu_blocks}")
-        if self.long_prefill_token_threshold < 0:
-            raise FlagError("--long-prefill-token-threshold must not be negative")
+        if not 0 <= self.long_prefill_token_threshold <= self.max_model_len:
+            raise FlagError(
+                f"--long-prefill-token-threshold must be between 0 and --max-model-len ({self.max_model_len}), "
+                f"got {self.long_prefill_token_threshold}"
+            )
         if not 0 <= self.watermark < 1:
             raise FlagError(f"watermark must be in [0, 1), got {self.watermark}")
         if self.scheduling_policy not in ("fcfs", "priority"):

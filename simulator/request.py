@@ -21,7 +21,7 @@ class Request:
     `output` hold what they were when it joined.
         computed: tokens whose KV is computed or scheduled (`num_computed_tokens`)
         output: generated tokens delivered to the scheduler (`num_output_tokens`)
-        in_flight: sampled tokens not delivered yet, asynchronous scheduling only (`num_output_placeholders`)
+        in_flight: sampled tokens not delivered yet (`num_output_placeholders`)
         blocks: KV blocks held
         position: place in the running list, growing with every admission
         last_step: decode clock of the step that samples the last token

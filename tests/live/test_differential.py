@@ -13,7 +13,6 @@ import os
 import random
 import secrets
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent / "simulator"))  # holds conformance.py
-
-from conformance import Dump, first_difference, replay  # noqa: E402
+from conformance import Dump, first_difference, replay
 
 RUNS = int(os.environ.get("CAPSIM_DIFFERENTIAL_RUNS", "400"))
 NEW_SEEDS = max(1, RUNS // 10)
