@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-HERE = Path(__file__).parent
 from conformance import Dump, first_difference, replay
 
+HERE = Path(__file__).parent
 RUNS = int(os.environ.get("CAPSIM_DIFFERENTIAL_RUNS", "400"))
 NEW_SEEDS = max(1, RUNS // 10)
 FIRST_NEW_SEED = int(os.environ.get("CAPSIM_DIFFERENTIAL_SEED") or secrets.randbelow(1 << 32))
