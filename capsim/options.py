@@ -103,6 +103,9 @@ ENGINE_FLAGS = {
 ENGINE_SWITCHES = {
     "enable_chunked_prefill": _switch("--enable-chunked-prefill", "Split long prompts over steps."),
     "no_enable_chunked_prefill": _switch("--no-enable-chunked-prefill", "Compute a prompt in one step."),
+    "enable_prefix_caching": _switch("--enable-prefix-caching", "Keep KV blocks of prompts to find them again."),
+    "no_enable_prefix_caching": _switch("--no-enable-prefix-caching", "Forget KV blocks when a request ends."),
+    "enforce_eager": _switch("--enforce-eager", "Run without CUDA graphs."),
     "async_scheduling": _switch("--async-scheduling", "Plan a step while the last one runs."),
     "no_async_scheduling": _switch("--no-async-scheduling", "Plan a step when the last one has ended."),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
+from simulator.cuda_graphs import DecodeGraphs
 from simulator.recorder import Recorder
 from simulator.request import Request
 from simulator.scheduler import Scheduler
@@ -42,6 +43,7 @@ class EngineCore:
         self.inbox: list[Request] = []
         self._single_steps = single_steps
         self._idle_sleep = idle_sleep
+        self._graphs = DecodeGraphs(scheduler.flags)
         self._depth = 2 if scheduler.flags.async_scheduling else 1
         self._in_flight: deque[tuple[Step, float]] = deque()  # each with the time at which it ends
         self._device_free = 0.0  # s, when the device has done all that it was given
@@ -104,7 +106,7 @@ class EngineCore:
         """Seconds that a step takes."""
         sequences, kv_tokens = step.decodes, step.decode_kv_tokens
         if not step.chunks:
-            return self.step_time.duration(sequences, kv_tokens)
+            return self._decode_duration(sequences, kv_tokens)
         prefill_tokens, attention = 0, 0.0
         for chunk in step.chunks:
             if chunk.is_prefill:
@@ -113,6 +115,11 @@ class EngineCore:
             else:
                 kv_tokens += chunk.context
         return self.step_time.duration(sequences + len(step.chunks), kv_tokens, prefill_tokens, attention)
+
+    def _decode_duration(self, sequences: int, kv_tokens: int) -> float:
+        """Seconds of a step in which `sequences` sequences decode and nothing else happens."""
+        seconds = self.step_time.duration(sequences, kv_tokens)
+        return seconds + self.step_time.graph_cost(self._graphs.padding(sequences))
 
     def _process_oldest(self) -> list[Request]:
         """Wait for the oldest step in flight, deliver its tokens and end whoever has them all."""
@@ -152,7 +159,7 @@ class EngineCore:
         if steps < 1:
             return
         kv_tokens = self._in_flight[0][0].decode_kv_tokens if self._in_flight else batch.kv_tokens
-        first = self.step_time.duration(batch.size, kv_tokens)
+        first = self._decode_duration(batch.size, kv_tokens)
         growth = self.step_time.decode_growth(batch.size)
         if horizon < math.inf:
             steps = min(steps, 1 + _steps_within(horizon - self.now, first, growth))

@@ -37,6 +37,7 @@ class EngineFlags:
     async_scheduling: bool = True
     scheduler_reserve_full_isl: bool = True
     watermark: float = 0.0
+    enforce_eager: bool = False
     engine_version: str = "0.32.0"
 
     def __post_init__(self) -> None:

@@ -22,6 +22,8 @@ class StepTime:
         per_prefill_token: s for each prompt token computed
         per_prefill_attention: s for each unit of ``tokens * (context + tokens / 2)`` of a prefill chunk
         mixed_per_sequence: s for each sequence of a step with prompt tokens (full CUDA graphs serve pure decode)
+        per_padded_sequence: s for each empty place of the CUDA graph that a batch of pure decode runs as
+        without_graph: s more for a step of pure decode that no captured CUDA graph is large enough for
     """
 
     constant: float
@@ -30,6 +32,8 @@ class StepTime:
     per_prefill_token: float = 0.0
     per_prefill_attention: float = 0.0
     mixed_per_sequence: float = 0.0
+    per_padded_sequence: float = 0.0
+    without_graph: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -52,6 +56,10 @@ class StepTime:
                 + self.mixed_per_sequence * sequences
             )
         return seconds
+
+    def graph_cost(self, padding: int | None) -> float:
+        """Seconds more for a step of pure decode in a CUDA graph with `padding` empty places; None is no graph."""
+        return self.without_graph if padding is None else self.per_padded_sequence * padding
 
     def decode_growth(self, sequences: int) -> float:
         """Seconds by which each further step of the same `sequences` decoding sequences takes longer."""
