@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from capsim.progress import sweep_progress
 
 if TYPE_CHECKING:
     from calibration.endpoint import Endpoint
+    from calibration.server_flags import ServerFlags
     from calibration.sweep import SweepPlan
     from simulator.run import Run
 
@@ -42,6 +43,62 @@ def state_flags(server: Endpoint, flags: Mapping[str, object]) -> Endpoint:
     stated = parse_flags(flags)
     kept = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size")
     return replace(server, **{name: stated[name] for name in kept if name in stated})
+
+
+@dataclass(frozen=True)
+class Sweeping:
+    """What to measure, and where to keep it."""
+
+    clients: Sequence[int]
+    input_len: int | None
+    output_len: int | None
+    num_prompts: int | None
+    folder: Path
+
+
+def from_server(
+    url: str,
+    model: str | None,
+    api_key: str | None,
+    flags: Mapping[str, object],
+    sweeping: Sweeping,
+    *,
+    server_log: Path | None,
+    dcgm_url: str | None,
+) -> tuple[Run, ServerFlags]:
+    """Measure a live server; the run, and all that is known of the server's flags afterwards."""
+    from calibration.discovery import discover_flags, server_info
+    from calibration.endpoint import discover
+    from calibration.gpu import read_gpus
+    from calibration.server_log import read_server_log
+
+    log = read_server_log(server_log) if server_log else None
+    server = discover(url, model=model, api_key=api_key)
+    info, gpus = server_info(server), read_gpus(server.url, dcgm_url)
+    discover_flags(server, flags, log=log, info=info, gpus=gpus)  # what contradicts itself is refused before measuring
+    levels = plan(server, sweeping.clients, sweeping.input_len, sweeping.output_len, sweeping.num_prompts)
+    run = measure(state_flags(server, flags), levels, sweeping.folder)
+    fingerprint = str(run.server.get("system_fingerprint", ""))
+    known = discover_flags(server, flags, log=log, info=info, fingerprint=fingerprint, gpus=gpus, run=run)
+    if gpu := known.found.get("gpu"):
+        run.server.setdefault("gpu", gpu.value)
+    return run, known
+
+
+def from_files(paths: Sequence[Path], flags: Mapping[str, object], server_log: Path | None) -> tuple[Run, ServerFlags]:
+    """A run measured before, by capsim or by another tool, and what is known of its server's flags."""
+    from calibration.discovery import log_facts
+    from calibration.imports import import_files
+    from calibration.server_flags import resolve_flags, stated_flags, told
+    from calibration.server_log import read_server_log
+    from simulator.engine_flags import EngineFlags
+    from simulator.run_files import load_run
+
+    run = load_run(paths[0]) if len(paths) == 1 and paths[0].is_dir() else import_files(paths)
+    names = [field.name for field in fields(EngineFlags)] + ["kv_tokens"]
+    facts = {name: run.server[name] for name in names if name in run.server}
+    log = log_facts(read_server_log(server_log)) if server_log else {}
+    return run, resolve_flags(stated_flags(flags), told("server", facts), told("log", log))
 
 
 def measure(server: Endpoint, levels: SweepPlan, folder: Path) -> Run:

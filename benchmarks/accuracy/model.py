@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.accuracy.judge import Judgement, judge, show
@@ -36,7 +37,9 @@ def measure(venv: Path, folder: Path) -> tuple[Profile, list[Judgement]]:
         )
         capsim("sweep", "--endpoint", server.url, "-o", str(run), "--concurrency", UNSEEN, "--no-probes", *LENGTHS)
     profile = Profile.load(profile_file)
-    return profile, judge(validate(load_run(run), profile), GOALS)
+    found = judge(validate(load_run(run), profile), GOALS)
+    noise = max(judgement.noise for judgement in found)  # of this machine: what any level differs by within minutes
+    return profile, [replace(judgement, noise=noise) for judgement in found]
 
 
 def main() -> None:

@@ -10,9 +10,9 @@ import typer
 from capsim.options import (
     LOAD,
     OUTPUT,
+    SERVER,
     ApiKeyFile,
     Concurrency,
-    Endpoint,
     InputLen,
     Model,
     OutputLen,
@@ -24,13 +24,34 @@ from capsim.options import (
 
 @with_engine_flags
 def calibrate(
-    endpoint: Endpoint,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="The profile to write, such as profile.yaml.")
     ],
     *,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="The server's address, such as http://localhost:8000.", rich_help_panel=SERVER
+        ),
+    ] = None,
+    measured: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from",
+            metavar="PATH",
+            help="A run measured before, or result files of another tool, instead of a server.",
+        ),
+    ] = None,
     model: Model = None,
     api_key_file: ApiKeyFile = None,
+    server_log: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The server's log: it tells flags and memory.", rich_help_panel=SERVER),
+    ] = None,
+    dcgm_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="DCGM exporter that tells the GPU.", rich_help_panel=SERVER),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the profile, else its file's.", rich_help_panel=OUTPUT)
     ] = None,
@@ -56,25 +77,33 @@ def calibrate(
     Takes model, KV pool and version from the server. Give --max-num-seqs and --max-num-batched-tokens as the server was
     started with; without them vLLM's defaults are assumed, and the profile says so.
     """
-    from calibration.endpoint import discover
     from calibration.fit import fit_profile
-    from calibration.server_flags import server_flags
-    from capsim.measuring import measure, plan, state_flags
+    from capsim.measuring import Sweeping, from_files, from_server
     from capsim.output import show_profile
 
-    clients = integers("--concurrency", concurrency or "")
-    kept_out = _kept_out(clients, hold_out)
     if output.is_dir() or not output.parent.is_dir():
         raise typer.BadParameter(f"{output} cannot be written: it is a folder, or is in none", param_hint="--output")
-    folder = run_dir or output.with_name(f"{output.stem}-run")
-    server = state_flags(discover(endpoint, model=model, api_key=read_key(api_key_file)), flags)
-    engine_flags, assumed = server_flags(server, flags)
-    run = measure(server, plan(server, clients, input_len, output_len, num_prompts), folder)
-    profile = fit_profile(run, engine_flags, hold_out=kept_out, name=name or output.stem)
-    profile = profile.model_copy(update={"assumed": [*profile.assumed, *assumed]})
+    if (endpoint is None) == (not measured):
+        raise typer.BadParameter("give either a server or what was measured", param_hint="--endpoint or --from")
+    if measured:
+        run, known = from_files(measured, flags, server_log)
+        kept_out = _kept_out([level.workload.concurrency or 1 for level in run.levels], hold_out)
+    else:
+        clients = integers("--concurrency", concurrency or "")
+        kept_out = _kept_out(clients, hold_out)
+        folder = run_dir or output.with_name(f"{output.stem}-run")
+        sweeping = Sweeping(clients, input_len, output_len, num_prompts, folder)
+        run, known = from_server(
+            endpoint or "", model, read_key(api_key_file), flags, sweeping, server_log=server_log, dcgm_url=dcgm_url
+        )
+    profile = fit_profile(run, known.flags, hold_out=kept_out, name=name or output.stem)
+    told = {"assumed": [*profile.assumed, *known.assumed, *known.inferred]}
+    profile = profile.model_copy(update=told)
     profile.save(output)
     show_profile(profile)
-    typer.echo(f"profile: {output}\nraw run: {folder}")
+    for doubt in known.contradictions:
+        typer.echo(f"Doubtful: {doubt}")
+    typer.echo(f"profile: {output}" + ("" if measured else f"\nraw run: {folder}"))
 
 
 def _kept_out(clients: list[int], hold_out: str | None) -> tuple[int, ...]:
