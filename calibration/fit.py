@@ -72,7 +72,19 @@ def _coefficients(fit: StepTimeFit) -> Coefficients:
     prompt = fit.coefficients["per_prompt_token"]
     host_time["per_prompt_token"] = _coefficient(prompt.value, prompt.stderr, prompt.dropped)
     noise = [_rounded(value) for value in fit.gap_noise]
-    return Coefficients(step_time=step_time, host_time=host_time, gap_noise=noise)
+    return Coefficients(step_time=step_time, host_time=host_time, gap_noise=noise, correlations=_correlations(fit))
+
+
+def _correlations(fit: StepTimeFit) -> list[tuple[str, str, float]]:
+    """Those that matter. Both parts of a request's host time are one fitted number, so they move together."""
+    pairs = [(one, other, round(value, 3)) for one, other, value in fit.correlations if abs(value) >= 0.01]
+    twins = [(_serial(one), _serial(other), value) for one, other, value in pairs if "per_request" in (one, other)]
+    together = [] if fit.coefficients["per_request"].dropped else [("per_request", "per_request_serial", 1.0)]
+    return [*pairs, *twins, *together]
+
+
+def _serial(name: str) -> str:
+    return "per_request_serial" if name == "per_request" else name
 
 
 def _coefficient(value: float, stderr: float, dropped: bool) -> Coefficient:

@@ -35,6 +35,7 @@ NEEDED = {"constant", "per_prefill_token"}  # never dropped: a step takes time a
 SIGNIFICANT = 2.0  # standard errors below which a term is dropped
 HUBER = 1.5  # residuals beyond this many standard deviations count less
 SERIAL_SHARE = 0.5  # of the 8 ms for 1,024 token ids on vLLM 0.32, 4 ms passed between sending and the first step
+MINUTE = 1e-30  # s^2, a variance that no measurement has
 LEAST_GAPS = 1000  # of a level, for the percentiles of their noise
 REQUEST_DELAY = 0.004  # s, a first guess; the fit gives a better one and the steps are reconstructed with it again
 
@@ -59,13 +60,15 @@ class StepTimeFit:
     """Coefficients by the names in `TERMS`, and how well they explain what was observed.
 
     `noise` is the robust standard deviation of the residuals in seconds, by kind of observation; `observations` their
-    number. `gap_noise` are the percentiles of single token gaps about the fitted step, see `HostTime`.
+    number. `gap_noise` are the percentiles of single token gaps about the fitted step, see `HostTime`. `correlations`
+    are those of the errors of every pair of coefficients that were kept.
     """
 
     coefficients: dict[str, Coefficient]
     noise: dict[str, float]
     observations: dict[str, int]
     gap_noise: tuple[float, ...] = ()
+    correlations: tuple[tuple[str, str, float], ...] = ()
 
     @property
     def step_time(self) -> StepTime:
@@ -171,7 +174,8 @@ def _solve(observed: Observations) -> StepTimeFit:
     _check(observed)
     kept = [name for name in TERMS if observed.terms[:, TERMS.index(name)].any()]
     while True:
-        values, errors, scales = _robust(observed, [TERMS.index(name) for name in kept])
+        values, covariance, scales = _robust(observed, [TERMS.index(name) for name in kept])
+        errors = np.sqrt(np.maximum(np.diag(covariance), MINUTE))
         weakest = min(
             (name for name in kept if name not in NEEDED),
             key=lambda name: values[kept.index(name)] / errors[kept.index(name)],
@@ -184,7 +188,13 @@ def _solve(observed: Observations) -> StepTimeFit:
     for name, value, error in zip(kept, values, errors, strict=True):
         coefficients[name] = Coefficient(float(value), float(error))
     counts = {kind: int((observed.kinds == kind).sum()) for kind in scales}
-    return StepTimeFit(coefficients, scales, counts)
+    correlation = covariance / np.outer(errors, errors)
+    pairs = tuple(
+        (one, other, float(correlation[row, column]))
+        for row, one in enumerate(kept)
+        for column, other in enumerate(kept[:row])
+    )
+    return StepTimeFit(coefficients, scales, counts, correlations=pairs)
 
 
 def _check(observed: Observations) -> None:
@@ -196,7 +206,7 @@ def _check(observed: Observations) -> None:
 
 
 def _robust(observed: Observations, columns: list[int]) -> tuple[Array, Array, dict[str, float]]:
-    """Values and standard errors of the chosen columns, and the noise of each kind of observation."""
+    """Values of the chosen columns, their covariance, and the noise of each kind of observation."""
     matrix, seconds = observed.terms[:, columns], observed.seconds
     size = np.abs(matrix).max(axis=0)
     matrix = matrix / size
@@ -217,5 +227,4 @@ def _robust(observed: Observations, columns: list[int]) -> tuple[Array, Array, d
             break
     weighted = matrix * weights[:, None]
     covariance = np.linalg.pinv(weighted.T @ weighted)
-    errors = np.sqrt(np.maximum(np.diag(covariance), 1e-30))
-    return values / size, errors / size, scales
+    return values / size, covariance / np.outer(size, size), scales

@@ -62,6 +62,12 @@ AsJson = Annotated[
 AsCsv = Annotated[
     bool, typer.Option("--csv", help="Print CSV, times in seconds, instead of tables.", rich_help_panel=OUTPUT)
 ]
+Intervals = Annotated[
+    bool,
+    typer.Option(
+        "--intervals", help="Add 90 % intervals: each level is simulated 16 times more.", rich_help_panel=OUTPUT
+    ),
+]
 Endpoint = Annotated[
     str,
     typer.Option(metavar="URL", help="The server's address, such as http://localhost:8000.", rich_help_panel=SERVER),

@@ -18,6 +18,7 @@ from capsim.tables import (
     console,
     error_table,
     fit_table,
+    interval_table,
     latency_table,
     level_labels,
     throughput_table,
@@ -109,6 +110,9 @@ def _print_run(title: str, run: Run, targets: Mapping[str, float]) -> None:
     screen.print(throughput_table(labels, summaries, _kv_pool(run)))
     screen.print()
     screen.print(latency_table(labels, summaries))
+    if run.levels and all(level.intervals for level in run.levels):
+        screen.print()
+        screen.print(interval_table(labels, run.levels))
     if targets:
         screen.print()
         missed = [missed_targets(summary, targets) for summary in summaries]
@@ -157,6 +161,8 @@ def _run_as_json(run: Run, targets: Mapping[str, float]) -> str:
             **summary.flat(),
             "notes": level.notes,
         }
+        if level.intervals:
+            entry["intervals_90"] = level.intervals
         if targets:
             entry["missed_targets"] = missed_targets(summary, targets)
         levels.append(entry)

@@ -19,17 +19,19 @@ if TYPE_CHECKING:
     from simulator.workload import Workload
 
 
-def predict_with_progress(profile: Profile, workloads: Sequence[Workload], flags: EngineFlags) -> Run:
+def predict_with_progress(
+    profile: Profile, workloads: Sequence[Workload], flags: EngineFlags, with_intervals: bool = False
+) -> Run:
     """`simulator.prediction.predict` with a bar that counts levels."""
     from simulator.prediction import predict
 
     screen = console(stderr=True)
     if not screen.is_terminal:
-        return predict(profile, workloads, flags)
+        return predict(profile, workloads, flags, with_intervals=with_intervals)
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TextColumn("levels"), TimeElapsedColumn())
     with Progress(*columns, console=screen, transient=True) as progress:
         task = progress.add_task("", total=len(workloads))
-        return predict(profile, workloads, flags, lambda done: progress.update(task, completed=done))
+        return predict(profile, workloads, flags, lambda done: progress.update(task, completed=done), with_intervals)
 
 
 @contextmanager

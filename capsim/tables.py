@@ -13,6 +13,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from calibration.validate import Comparison, LevelValidation, Validation
     from simulator.profile import LevelErrors, Profile
+    from simulator.run import Level
     from simulator.summary import Summary
 
 WIDTH = 80
@@ -64,6 +65,29 @@ def latency_table(labels: Sequence[str], summaries: Sequence[Summary]) -> Table:
     return table
 
 
+def interval_table(labels: Sequence[str], levels: Sequence[Level]) -> Table:
+    """90 % intervals of what matters most, one row a level."""
+    table = _table("90 % intervals of the prediction; tok/s and ms")
+    table.add_column("\nlevel", overflow="fold")
+    for header in _INTERVAL_COLUMNS.values():
+        table.add_column(header, justify="right", no_wrap=True)
+    for label, level in zip(labels, levels, strict=True):
+        table.add_row(label, *(_between(name, level.intervals[name]) for name in _INTERVAL_COLUMNS))
+    return table
+
+
+def _between(name: str, ends: tuple[float, float]) -> str:
+    low, high = (_figures(end) if name in THROUGHPUT else milliseconds(end) for end in ends)
+    return low if low == high else f"{low}-{high}"
+
+
+_INTERVAL_COLUMNS = {
+    "output_throughput": "output\ntok/s",
+    "p50_ttft": "TTFT\np50",
+    "p99_ttft": "TTFT\np99",
+    "p99_itl": "ITL\np99",
+    "p50_e2el": "E2EL\np50",
+}
 _LATENCY_COLUMNS = {
     "ttft": ("p50", "p90", "p99"),
     "tpot": ("p50", "p99"),

@@ -10,6 +10,7 @@ from simulator.engine_flags import EngineFlags
 from simulator.engine_rules import version_note
 from simulator.profile import Profile
 from simulator.run import Level, Run
+from simulator.uncertainty import intervals
 from simulator.workload import Workload
 
 
@@ -18,11 +19,12 @@ def predict(
     workloads: Sequence[Workload],
     flags: EngineFlags | None = None,
     on_level: Callable[[int], None] | None = None,
+    with_intervals: bool = False,
 ) -> Run:
     """Simulate every level of load on the server of `profile`.
 
     `flags` default to the profile's. `on_level` is told how many levels are done. A level that leaves the measured
-    range says so in its notes. Raises `simulator.scheduler.CannotFit` for a request that the engine can never serve.
+    range says so in its notes. `with_intervals` simulates each level again and again, see `simulator.uncertainty`. Raises `simulator.scheduler.CannotFit` for a request that the engine can never serve.
     """
     flags = flags or profile.engine_flags
     levels = []
@@ -30,6 +32,8 @@ def predict(
         level = simulate_level(workload, flags, profile.step_time, profile.host_time)
         level.notes += profile.outside_range(workload, flags, _peak_running(level))
         level.notes += [note] if (note := version_note(flags.engine_version)) else []
+        if with_intervals:
+            level.intervals = intervals(profile, workload, flags)
         levels.append(level)
         if on_level is not None:
             on_level(len(levels))

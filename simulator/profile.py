@@ -63,6 +63,16 @@ def _of_host_time(coefficients: dict[str, Coefficient]) -> dict[str, Coefficient
     return coefficients
 
 
+def _of_correlations(pairs: list[Correlation]) -> list[Correlation]:
+    known = {field.name for kind in (StepTime, HostTime) for field in fields(kind)}
+    for one, other, value in pairs:
+        if strangers := {one, other} - known:
+            raise ValueError(f"{strangers.pop()!r} is no coefficient")
+        if not -1 <= value <= 1:
+            raise ValueError(f"a correlation lies between -1 and 1, got {value}")
+    return pairs
+
+
 def _of_gap_noise(percentiles: list[float]) -> list[float]:
     HostTime(gap_noise=tuple(percentiles))
     return percentiles
@@ -78,11 +88,21 @@ def _check_names(coefficients: dict[str, Coefficient], kind: type[StepTime | Hos
             raise ValueError(f"the coefficient {field.name!r} is missing")
 
 
+def _triple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+Correlation = Annotated[tuple[str, str, float], BeforeValidator(_triple)]
+
+
 class Coefficients(Section):
     """The terms of `simulator.step_time`, by name; one that is left out is zero."""
 
     step_time: Annotated[dict[str, Coefficient], AfterValidator(_of_step_time)]
     host_time: Annotated[dict[str, Coefficient], AfterValidator(_of_host_time)] = Field(default_factory=dict)
+    correlations: Annotated[list[Correlation], AfterValidator(_of_correlations)] = Field(
+        default_factory=list, description="pairs of coefficients whose errors move together, each [name, name, -1 to 1]"
+    )
     gap_noise: Annotated[list[float], AfterValidator(_of_gap_noise)] = Field(
         default_factory=list, description="seconds that the way to the client adds to a token gap, by percentile"
     )
@@ -184,8 +204,9 @@ class Profile(Section):
     def to_yaml(self) -> str:
         data = self.model_dump(mode="json", exclude_none=True)
         coefficients = data["coefficients"]
-        if not coefficients["gap_noise"]:
-            del coefficients["gap_noise"]
+        for name in ("correlations", "gap_noise"):
+            if not coefficients[name]:
+                del coefficients[name]
         for terms in (coefficients["step_time"], coefficients["host_time"]):
             for coefficient in terms.values():
                 if not coefficient["note"]:
@@ -244,7 +265,7 @@ class _Dumper(yaml.SafeDumper):
     """Block style, but pairs of numbers on one line."""
 
     def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
-        short = len(sequence) == 2 and all(isinstance(item, (int, float)) for item in sequence)
+        short = len(sequence) in (2, 3) and not any(isinstance(item, (list, dict)) for item in sequence)
         return super().represent_sequence(tag, sequence, flow_style=short)
 
     def ignore_aliases(self, data: Any) -> bool:

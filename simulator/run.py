@@ -59,7 +59,9 @@ class Level:
     Tables have the columns of `REQUEST_COLUMNS`, `GAP_COLUMNS`, `TIMELINE_COLUMNS` and `TOKEN_COLUMNS`. `tokens` is the
     raw record of a measured level and None for a simulated one. `duration` runs from the first send to the last end.
     `notes` are sentences a reader must know before trusting the numbers. `server_means` are a measured level's means by
-    the server's own clock, in seconds, as far as it tells: "queue_time", "prefill_time", "decode_time", "ttft".
+    the server's own clock, in seconds, where it tells them: "queue_time", "prefill_time", "decode_time", "ttft".
+    `intervals` are the 90 % intervals of a predicted level by the names of `simulator.summary.Summary.flat`, where they
+    were asked for.
     """
 
     workload: Workload
@@ -70,6 +72,7 @@ class Level:
     tokens: pd.DataFrame | None = None
     notes: list[str] = field(default_factory=list)
     server_means: dict[str, float] = field(default_factory=dict)
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def completed(self) -> pd.DataFrame:

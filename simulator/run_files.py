@@ -100,6 +100,8 @@ def append_level(folder: str | Path, level: Level) -> None:
             _write_table(place / f"{name}.csv", table, columns)
     content: dict[str, object] = {"workload": workload_to_json(level.workload), "duration": float(level.duration)}
     content |= {"notes": list(level.notes), "server_means": level.server_means}
+    if level.intervals:
+        content["intervals"] = {name: list(ends) for name, ends in level.intervals.items()}
     _write_json(place / "level.json", content)
 
 
@@ -158,6 +160,12 @@ def workload_from_json(data: Any) -> Workload:
         raise RunFileError(f"workload: {error}") from None
 
 
+def _interval(ends: object) -> tuple[float, float]:
+    if not isinstance(ends, list) or len(ends) != 2 or not all(isinstance(end, (int, float)) for end in ends):
+        raise RunFileError(f"intervals: expected [low, high], got {ends!r}")
+    return float(ends[0]), float(ends[1])
+
+
 def _load_level(place: Path) -> Level:
     content = _read_json(place / "level.json")
     try:
@@ -168,6 +176,7 @@ def _load_level(place: Path) -> Level:
         if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
             raise RunFileError("notes: not a list of sentences")
         means = {name: _real(content["server_means"], name) for name in content.get("server_means", {})}
+        intervals = {name: _interval(ends) for name, ends in content.get("intervals", {}).items()}
     except KeyError as error:
         raise RunFileError(f"{place / 'level.json'}: {error.args[0]!r} is missing") from None
     except ValueError as error:
@@ -175,7 +184,7 @@ def _load_level(place: Path) -> Level:
     tables = {name: _read_table(place / f"{name}.csv", columns) for name, columns in TABLES.items() if name != "tokens"}
     raw = place / "tokens.csv"
     tokens = _read_table(raw, TOKEN_COLUMNS) if raw.exists() else None
-    return Level(workload, duration, **tables, tokens=tokens, notes=notes, server_means=means)
+    return Level(workload, duration, **tables, tokens=tokens, notes=notes, server_means=means, intervals=intervals)
 
 
 def _level_folders(folder: Path) -> list[Path]:

@@ -13,6 +13,7 @@ from capsim.options import (
     Burstiness,
     Concurrency,
     InputLen,
+    Intervals,
     OutputLen,
     Overwrite,
     ProfileName,
@@ -45,6 +46,7 @@ def predict(
     num_prompts: Annotated[int, typer.Option(min=1, help="Requests of each level.", rich_help_panel=LOAD)] = 1000,
     seed: Seed = 0,
     slo: Targets = None,
+    intervals: Intervals = False,
     save: SaveDir = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
@@ -72,4 +74,4 @@ def predict(
     output = Output(as_json, as_csv, save, overwrite, parse_targets(slo) if slo else {})
     server = find_profile(profile)
     engine_flags = change_flags(server.engine_flags, flags, server.kv_bytes_per_token)
-    show_run(server.name, predict_with_progress(server, workloads, engine_flags), output)
+    show_run(server.name, predict_with_progress(server, workloads, engine_flags, intervals), output)

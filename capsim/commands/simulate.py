@@ -6,13 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from capsim.options import AsCsv, AsJson, Overwrite, SaveDir, with_engine_flags
+from capsim.options import AsCsv, AsJson, Intervals, Overwrite, SaveDir, with_engine_flags
 
 
 @with_engine_flags
 def simulate(
     name: Annotated[str, typer.Argument(metavar="SCENARIO", help="A scenario's file, or the name of a shipped one.")],
     *,
+    intervals: Intervals = False,
     save: SaveDir = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
@@ -29,4 +30,4 @@ def simulate(
     output = Output(as_json, as_csv, save, overwrite, scenario.slo)
     profile = scenario.load_profile(PROFILES)
     engine_flags = change_flags(scenario.flags(profile), flags, profile.kv_bytes_per_token)
-    show_run(scenario.name, predict_with_progress(profile, scenario.workloads(), engine_flags), output)
+    show_run(scenario.name, predict_with_progress(profile, scenario.workloads(), engine_flags, intervals), output)
