@@ -24,7 +24,8 @@ def predict(
     """Simulate every level of load on the server of `profile`.
 
     `flags` default to the profile's. `on_level` is told how many levels are done. A level that leaves the measured
-    range says so in its notes. `with_intervals` simulates each level again and again, see `simulator.uncertainty`. Raises `simulator.scheduler.CannotFit` for a request that the engine can never serve.
+    range says so in its notes. `with_intervals` simulates each level more often, see `simulator.uncertainty`. Raises
+    `simulator.scheduler.CannotFit` for a request that the engine can never serve.
     """
     flags = flags or profile.engine_flags
     levels = []
