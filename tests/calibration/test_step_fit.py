@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import cache
 
 import numpy as np
 import pytest
 from synthetic import closed, measured_level
 
 from calibration.fit import fit_profile
-from calibration.step_fit import FitError, fit_step_time
+from calibration.step_fit import TERMS, FitError, fit_step_time
 from simulator.engine import simulate_level
 from simulator.engine_flags import EngineFlags
 from simulator.percentiles import weighted_percentiles
@@ -25,6 +26,12 @@ SERVERS = {
 }
 
 
+def seen_terms(step_time: StepTime) -> dict[str, float]:
+    """The coefficients that steps seen from outside can tell."""
+    return {term: value for term, value in asdict(step_time).items() if term in TERMS}
+
+
+@cache
 def sweep(step_time: StepTime, jitter: float) -> list[Level]:
     lone = [closed(1, length, 8, 5, seed=length) for length in (64, 256, 512, 1024, 2048, 4096)]
     loads = [*lone, closed(1, 1024, 256, 8), closed(4, 1024, 256, 24), closed(8, 1024, 256, 40)]
@@ -34,7 +41,7 @@ def sweep(step_time: StepTime, jitter: float) -> list[Level]:
 @pytest.mark.parametrize("name", SERVERS)
 def test_exact_times_give_the_exact_coefficients(name: str) -> None:
     fit = fit_step_time(sweep(SERVERS[name], jitter=0.0), FLAGS)
-    for term, value in asdict(SERVERS[name]).items():
+    for term, value in seen_terms(SERVERS[name]).items():
         assert fit.coefficients[term].value == pytest.approx(value, rel=0.01, abs=1e-10), term
     assert fit.host_time.per_request_serial == pytest.approx(HOST_TIME.per_request_serial, rel=0.02)
 
@@ -42,7 +49,7 @@ def test_exact_times_give_the_exact_coefficients(name: str) -> None:
 @pytest.mark.parametrize("name", SERVERS)
 def test_late_packets_move_the_coefficients_by_no_more_than_their_errors_say(name: str) -> None:
     fit = fit_step_time(sweep(SERVERS[name], jitter=0.15e-3), FLAGS)
-    for term, value in asdict(SERVERS[name]).items():
+    for term, value in seen_terms(SERVERS[name]).items():
         found = fit.coefficients[term]
         if found.dropped:
             assert value == 0, f"{term} is there and was dropped"
