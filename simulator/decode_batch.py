@@ -68,6 +68,8 @@ class DecodeBatch:
 
     def blocks_needed(self, steps: int = 1) -> int:
         """Blocks that the whole batch takes in its next `steps` steps."""
+        if steps == 1:
+            return len(self._phase[-self.clock % self._block_size])
         rounds, rest = divmod(steps, self._block_size)
         needed = rounds * self.size
         for step in range(rest):

@@ -145,7 +145,9 @@ def _client(env: simpy.Environment, engine: Engine, requests: Iterator[Request],
     """A client of a closed loop: sends its next request when it has its last answer."""
     for request in requests:
         request.sent = env.now
-        yield env.timeout(api_server.take_in(env.now) - env.now)
+        wait = api_server.take_in(env.now) - env.now
+        if wait > 0:
+            yield env.timeout(wait)
         yield engine.submit(request)
         if api_server.response:
             yield env.timeout(api_server.response)

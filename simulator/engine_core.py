@@ -44,6 +44,7 @@ class EngineCore:
         self._single_steps = single_steps
         self._idle_sleep = idle_sleep
         self._graphs = DecodeGraphs(scheduler.flags)
+        self._graph_cost: dict[int, float] = {}  # s, by the size of the batch
         self._depth = 2 if scheduler.flags.async_scheduling else 1
         self._in_flight: deque[tuple[Step, float]] = deque()  # each with the time at which it ends
         self._device_free = 0.0  # s, when the device has done all that it was given
@@ -118,8 +119,10 @@ class EngineCore:
 
     def _decode_duration(self, sequences: int, kv_tokens: int) -> float:
         """Seconds of a step in which `sequences` sequences decode and nothing else happens."""
-        seconds = self.step_time.duration(sequences, kv_tokens)
-        return seconds + self.step_time.graph_cost(self._graphs.padding(sequences))
+        cost = self._graph_cost.get(sequences)
+        if cost is None:
+            cost = self._graph_cost[sequences] = self.step_time.graph_cost(self._graphs.padding(sequences))
+        return self.step_time.duration(sequences, kv_tokens) + cost
 
     def _process_oldest(self) -> list[Request]:
         """Wait for the oldest step in flight, deliver its tokens and end whoever has them all."""

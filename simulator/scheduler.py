@@ -109,7 +109,7 @@ class Scheduler:
         self._release_exhausted()
         threshold = self._prefill_threshold()
         budget = self._schedule_running(step, threshold)
-        if not step.preempted:
+        if self.waiting and not step.preempted:
             self._admit(step, budget, threshold)
         self._commit(step)
         self._unprocessed.append(step)
@@ -150,7 +150,7 @@ class Scheduler:
         """Give tokens to running requests; returns what is left of the step's token budget."""
         budget = self.flags.max_num_batched_tokens
         decodes = self.batch.size
-        needed = self.batch.blocks_needed() if decodes else 0
+        needed = needed_by_batch = self.batch.blocks_needed() if decodes else 0
         plan: list[Chunk] = []
         others = self._others
         budget_left = budget - decodes
@@ -165,7 +165,7 @@ class Scheduler:
                 budget_left -= tokens
         if budget_left < 0 or needed > self.kv_cache.free_blocks or (plan and self.kv_cache.ordered):
             return self._schedule_one_by_one(step, threshold)
-        if decodes:
+        if needed_by_batch:
             self.kv_cache.take_for_batch(self.batch, 1)
         for chunk in plan:
             self.kv_cache.take(chunk.request, self._blocks_for(chunk.request, chunk.tokens))

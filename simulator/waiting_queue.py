@@ -9,33 +9,14 @@ from heapq import heapify, heappop, heappush
 from simulator.request import Request
 
 
-class FCFSQueue:
+class FCFSQueue(deque[Request]):
     """First come, first served; a preempted request goes back to the head."""
 
-    def __init__(self) -> None:
-        self._requests: deque[Request] = deque()
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
+    prepend = deque.appendleft
 
     @property
     def head(self) -> Request:
-        return self._requests[0]
-
-    def append(self, request: Request) -> None:
-        self._requests.append(request)
-
-    def prepend(self, request: Request) -> None:
-        self._requests.appendleft(request)
-
-    def popleft(self) -> Request:
-        return self._requests.popleft()
-
-    def remove(self, request: Request) -> None:
-        self._requests.remove(request)
+        return self[0]
 
 
 class PriorityQueue:
