@@ -19,7 +19,7 @@ class Judgement:
     """One metric of one level of load, measured several times. Latencies in seconds, throughput in tokens/s.
 
     `measured` is the median of the repeats, `noise` their spread (largest minus smallest) over that median; `goal` is
-    the largest relative error that was asked for. `longest_step` is the largest p99 ITL that was measured on this server,
+    the largest relative error that was asked for. `longest_step` is the largest p99 ITL measured on this server,
     in seconds: about what a full engine step takes.
     """
 
