@@ -19,7 +19,7 @@ def test_a_paced_vllm_is_predicted_where_it_was_never_measured(venv: Path, tmp_p
 def is_explained(item: Judgement) -> bool:
     """Within the benchmark's goals, or what a busy machine adds to them.
 
-    The host's speed decides which of two modes a TTFT has, and p99 ITL at few clients rests on a few dozen late packets.
+    The host's speed decides which of two modes a TTFT has; p99 ITL at few clients rests on a few dozen late packets.
     """
     return item.is_met or item.is_one_step_off or (item.metric == "p99_itl" and abs(item.error) < 0.2)
 
