@@ -74,15 +74,6 @@ class ServerFlags:
         return [f"{name} = {_shown(found.value)}: {found.why}" for name, found in chosen.items()]
 
 
-def server_flags(endpoint: Endpoint, given: Mapping[str, object]) -> tuple[EngineFlags, list[str]]:
-    """The flags of the server at `endpoint`, and a sentence on each that is assumed.
-
-    `given` are those that the user states, under vLLM's names; they win. Raises `simulator.engine_flags.FlagError`.
-    """
-    known = resolve_flags(stated_flags(given), told("server", endpoint_facts(endpoint)))
-    return known.flags, known.assumed
-
-
 def stated_flags(given: Mapping[str, object]) -> dict[str, Found]:
     """What the user states, under vLLM's names. Raises `simulator.engine_flags.FlagError`."""
     stated = parse_flags(given)

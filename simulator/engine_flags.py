@@ -5,11 +5,8 @@ Source: vLLM 0.32.0, 0.27.1 and 0.11.0, `config/scheduler.py`, `config/cache.py`
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
-
-KNOWN_VERSIONS = ("0.11", "0.27", "0.32")
 
 
 class FlagError(ValueError):
@@ -82,10 +79,6 @@ class EngineFlags:
         if unknown := sorted(set(changes) - known):
             raise FlagError(f"unknown engine flag {unknown[0]!r}; known are {', '.join(sorted(known))}")
         return replace(self, **changes)
-
-    def with_kv_tokens(self, tokens: int) -> EngineFlags:
-        """These flags with a pool of at least `tokens` tokens."""
-        return replace(self, num_gpu_blocks=math.ceil(tokens / self.block_size))
 
 
 def _flag(name: str) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from calibration.discovery import discover_flags
 from calibration.endpoint import Endpoint
-from calibration.server_flags import Found, blocks_of, resolve_flags, server_flags, told
-from simulator.engine_flags import FlagError
+from calibration.server_flags import Found, blocks_of, resolve_flags, told
+from simulator.engine_flags import EngineFlags, FlagError
 
 TALKATIVE = Endpoint(
     "http://host",
@@ -21,6 +22,12 @@ TALKATIVE = Endpoint(
     enable_prefix_caching=True,
 )
 SILENT = Endpoint("http://host", "demo")
+
+
+def server_flags(endpoint: Endpoint, given: dict[str, object]) -> tuple[EngineFlags, list[str]]:
+    """The flags of a server of which nothing but its endpoint and its owner is asked, and what of them is assumed."""
+    known = discover_flags(endpoint, given)
+    return known.flags, known.assumed
 
 
 def test_what_the_server_tells_is_taken() -> None:

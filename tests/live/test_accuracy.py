@@ -17,11 +17,11 @@ def test_a_paced_vllm_is_predicted_where_it_was_never_measured(venv: Path, tmp_p
 
 
 def is_explained(item: Judgement) -> bool:
-    """Within the benchmark's goals, or what a busy machine adds to them.
+    """Within the benchmark's goals or the noise of repeats, or a TTFT that is one engine step off.
 
-    The host's speed decides which of two modes a TTFT has; p99 ITL at few clients rests on a few dozen late packets.
+    A few milliseconds of the host, which differ from one server start to the next, decide which of two modes it has.
     """
-    return item.is_met or item.is_one_step_off or (item.metric == "p99_itl" and abs(item.error) < 0.2)
+    return item.is_met or item.is_one_step_off
 
 
 def test_a_real_model_is_predicted_within_the_noise_of_this_machine(venv: Path, tmp_path: Path) -> None:
