@@ -40,8 +40,8 @@ from simulator.engine import play
 from simulator.engine_flags import EngineFlags
 from simulator.run import Level
 from simulator.summary import Summary, summarize
-from simulator.trace import read_azure
-from simulator.workload import Load, Workload
+from simulator.trace_files import read_trace
+from simulator.workload import Load
 
 MILLION = 1_000_000
 ROOT = Path(__file__).parents[1]
@@ -109,7 +109,7 @@ def cases(requests: int, azure: Path | None) -> Iterator[Case]:
     if azure is None:
         print("The Azure conversation trace is left out: give its file as --azure FILE.\n")
         return
-    trace = read_azure(azure)
+    trace = read_trace(azure)
     yield Case("Azure conversation trace of 2023 at half its rate", trace.faster(0.5))
     yield Case("Azure conversation trace of 2023 as recorded, more than this engine can serve", trace)
 
@@ -122,8 +122,7 @@ def simulate(case: Case) -> Summary:
     recorder = play(case.load, case.flags, STEP_TIME, HOST_TIME)
     requests = recorder.requests()
     duration = float((requests["arrival"] + requests["e2el"]).max())
-    workload = cast(Workload, case.load)  # a trace serves as well: `summarize` reads the tables alone
-    return summarize(Level(workload, duration, requests, recorder.gaps(), recorder.timeline()))
+    return summarize(Level(case.load, duration, requests, recorder.gaps(), recorder.timeline()))
 
 
 def capsim(case: Case, _seen: Summary, _folder: Path) -> Run:

@@ -1,14 +1,13 @@
-"""Clients and engines as SimPy processes, and `simulate_level`, which plays one level of load."""
+"""Engines as SimPy processes, and `simulate_level`, which plays one level of load."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Sequence
-from typing import Any
 
 import simpy
 from simpy.events import EventPriority
 
+from simulator.clients import ApiServer, Clients, Process
 from simulator.engine_core import EngineCore
 from simulator.engine_flags import EngineFlags
 from simulator.recorder import Recorder
@@ -16,9 +15,7 @@ from simulator.request import Request
 from simulator.run import Level
 from simulator.scheduler import Scheduler
 from simulator.step_time import HostTime, StepTime
-from simulator.workload import Load, Workload
-
-Process = Generator[simpy.Event, Any, None]
+from simulator.workload import Load
 
 AFTER_ALL_ELSE = EventPriority(
     2
@@ -61,8 +58,8 @@ class Engine:
             yield self._after(max(core.now - env.now, 0.0))
             for request in ended:
                 self._ends.pop(request).succeed()
-            if ended:
-                yield self._after(0.0)
+            if ended or core.pause:
+                yield self._after(core.pause)
 
     def _after(self, delay: float) -> simpy.Event:
         event = simpy.Event(self._env)
@@ -71,25 +68,8 @@ class Engine:
         return event
 
 
-class ApiServer:
-    """What stands between clients and engine: takes requests in one after the other, passes answers on.
-
-    `response` is the time in seconds from the engine's token to the client.
-    """
-
-    def __init__(self, host_time: HostTime) -> None:
-        self.response = host_time.per_request
-        self._intake = host_time.per_request_serial
-        self._free = 0.0  # s, when it has taken in all that was sent
-
-    def take_in(self, sent: float) -> float:
-        """When the engine gets a request that is sent at `sent`, no earlier than the one before."""
-        self._free = max(self._free, sent) + self._intake
-        return self._free
-
-
 def simulate_level(
-    workload: Workload,
+    workload: Load,
     flags: EngineFlags,
     step_time: StepTime,
     host_time: HostTime | None = None,
@@ -104,10 +84,12 @@ def simulate_level(
     requests = recorder.requests()
     return Level(
         workload=workload,
-        duration=float((requests["arrival"] + requests["e2el"]).max()),
+        duration=float((requests["arrival"] + requests["e2el"]).max() - requests["arrival"].min()),
         requests=requests,
         gaps=recorder.gaps(),
         timeline=recorder.timeline(),
+        steps=recorder.steps(),
+        cached_tokens=recorder.cached_tokens,
     )
 
 
@@ -121,45 +103,9 @@ def play(
     """Play any load on one engine; returns what was written down. As `simulate_level`, without making tables."""
     env = simpy.Environment()
     host_time = host_time or HostTime()
-    api_server = ApiServer(host_time)
-    recorder = Recorder(host_time)
+    recorder = Recorder(host_time, flags.max_num_batched_tokens)
     engine = Engine(env, EngineCore(Scheduler(flags), step_time, recorder, single_steps))
-    requests = _requests(load)
-    times = load.arrival_times()
-    if times is None:
-        for _ in range(min(load.concurrency or 1, load.num_prompts)):
-            env.process(_client(env, engine, requests, api_server))
-    else:
-        env.process(_source(env, engine, requests, times.tolist(), api_server))
+    block_size = flags.block_size if flags.enable_prefix_caching else None
+    Clients(env, load, engine, ApiServer(host_time), block_size)
     env.run()
     return recorder
-
-
-def _requests(load: Load) -> Iterator[Request]:
-    prompts, outputs = load.lengths()
-    for number, (prompt, output) in enumerate(zip(prompts.tolist(), outputs.tolist(), strict=True)):
-        yield Request(number, prompt, output)
-
-
-def _client(env: simpy.Environment, engine: Engine, requests: Iterator[Request], api_server: ApiServer) -> Process:
-    """A client of a closed loop: sends its next request when it has its last answer."""
-    for request in requests:
-        request.sent = env.now
-        wait = api_server.take_in(env.now) - env.now
-        if wait > 0:
-            yield env.timeout(wait)
-        yield engine.submit(request)
-        if api_server.response:
-            yield env.timeout(api_server.response)
-
-
-def _source(
-    env: simpy.Environment, engine: Engine, requests: Iterator[Request], times: Sequence[float], api_server: ApiServer
-) -> Process:
-    """Sends requests at their times, whether or not earlier ones have ended."""
-    for request, sent in zip(requests, times, strict=True):
-        request.sent = sent
-        wait = api_server.take_in(sent) - env.now
-        if wait > 0:
-            yield env.timeout(wait)
-        engine.submit(request)

@@ -25,6 +25,7 @@ class EngineCore:
     Attributes
         now: s, the engine's own clock
         inbox: requests that have arrived and are not in the scheduler yet
+        pause: s that vLLM sleeps with its outputs delivered; the next `advance` begins so much later
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class EngineCore:
         self.recorder = recorder
         self.now = 0.0
         self.inbox: list[Request] = []
+        self.pause = 0.0
         self._single_steps = single_steps
         self._idle_sleep = idle_sleep
         self._graphs = DecodeGraphs(scheduler.flags)
@@ -61,9 +63,11 @@ class EngineCore:
         Returns the requests that ended, at `now`. At least one pass of the loop is made. `horizon` is the next moment
         at which a request might arrive.
         """
+        self.now += self.pause
+        self.pause = 0.0
         while True:
             ended = self._pass()
-            if ended or self.is_idle:
+            if ended or self.pause or self.is_idle:
                 return ended
             if self._planned_steady and not self._single_steps and self.now < horizon:
                 self._repeat(horizon)
@@ -87,7 +91,7 @@ class EngineCore:
                 return []
         ended = self._process_oldest()
         if not planned and scheduler.has_requests:
-            self.now += self._idle_sleep
+            self.pause = self._idle_sleep
         return ended
 
     def _launch(self, step: Step) -> None:
@@ -101,7 +105,7 @@ class EngineCore:
         if not step.is_empty:
             end = self._device_free = max(self._device_free, self.now) + self._duration(step)
         self._in_flight.append((step, end))
-        self.recorder.record_state(self.now, self.scheduler)
+        self.recorder.record_state(self.now, self.scheduler, step)
 
     def _duration(self, step: Step) -> float:
         """Seconds that a step takes."""

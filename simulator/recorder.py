@@ -9,9 +9,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from simulator.request import Request
-from simulator.run import GAP_COLUMNS, REQUEST_COLUMNS, TIMELINE_COLUMNS
+from simulator.run import GAP_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, TIMELINE_COLUMNS
 from simulator.scheduler import Scheduler
+from simulator.step import Step
 from simulator.step_time import NOISE_PERCENTILES, HostTime
+
+STATE_WIDTH = len(TIMELINE_COLUMNS) + 2  # numbers that are kept of each planned step
 
 
 class Recorder:
@@ -20,15 +23,19 @@ class Recorder:
     Tables are a client's: `host_time` says how long after the engine it sees a token.
     """
 
-    def __init__(self, host_time: HostTime | None = None) -> None:
+    def __init__(self, host_time: HostTime | None = None, max_num_batched_tokens: int | None = None) -> None:
         self._host_time = host_time or HostTime()
+        self._largest_chunk = max_num_batched_tokens or np.inf
         self._requests = array("d")
         self._gaps = array("d")
         self._runs = array("d")
         self._states = array("d")
+        self._chunks = array("d")
+        self.cached_tokens = 0  # prompt tokens that came from the prefix cache
 
     def record_request(self, request: Request) -> None:
         """A request that has ended."""
+        self.cached_tokens += request.cached
         self._requests.extend(
             (
                 request.request_id,
@@ -51,8 +58,10 @@ class Recorder:
         """`steps` steps from `start` on, of `first`, `first + growth`, ... seconds, each delivering `count` tokens."""
         self._runs.extend((start, first, growth, steps, count))
 
-    def record_state(self, time: float, scheduler: Scheduler) -> None:
-        """Both gauges of concurrency as a step is planned."""
+    def record_state(self, time: float, scheduler: Scheduler, step: Step) -> None:
+        """Both gauges of concurrency as a step is planned, and what the step does."""
+        if step.chunks:
+            self._record_chunks(step)
         self._states.extend(
             (
                 time,
@@ -60,15 +69,35 @@ class Recorder:
                 len(scheduler.waiting),
                 scheduler.used_blocks * scheduler.flags.block_size,
                 scheduler.active_tokens,
+                step.decodes,
+                step.decode_kv_tokens,
             )
         )
+
+    def _record_chunks(self, step: Step) -> None:
+        """The work of a step's chunks, counted as `simulator.step_time.StepTime.duration` does."""
+        kv_tokens = prefill = tokens = 0
+        attention = 0.0
+        for chunk in step.chunks:
+            tokens += chunk.tokens
+            if chunk.is_prefill:
+                prefill += chunk.tokens
+                attention += chunk.tokens * (chunk.context + chunk.tokens / 2)
+            else:
+                kv_tokens += chunk.context
+        row = len(self._states) // STATE_WIDTH
+        self._chunks.extend((row, len(step.chunks), kv_tokens, tokens, prefill, attention))
 
     def requests(self) -> pd.DataFrame:
         """One row a request, in the order of sending."""
         rows = _rows(self._requests, 9)
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
         number, sent, prompt, output, first, ended, queued, preemptions, stopped = rows.T
-        first = first + self._host_time.per_request + self._host_time.per_prompt_token * prompt
+        first = (
+            first
+            + self._host_time.per_request
+            + self._host_time.per_prompt_token * np.minimum(prompt, self._largest_chunk)
+        )
         ended = np.maximum(ended + self._host_time.per_request, first)
         with np.errstate(invalid="ignore", divide="ignore"):
             tpot = np.where(output > 1, (ended - first) / (output - 1), np.nan)
@@ -111,7 +140,23 @@ class Recorder:
 
     def timeline(self) -> pd.DataFrame:
         """Both gauges of concurrency, one row a planned step; in between they change evenly."""
-        return pd.DataFrame(_rows(self._states, 5), columns=list(TIMELINE_COLUMNS)).astype(TIMELINE_COLUMNS)
+        gauges = _rows(self._states, STATE_WIDTH)[:, : len(TIMELINE_COLUMNS)]
+        return pd.DataFrame(gauges, columns=list(TIMELINE_COLUMNS)).astype(TIMELINE_COLUMNS)
+
+    def steps(self) -> dict[str, npt.NDArray[np.float64]]:
+        """What the engine did: one entry a planned step, then one a run of steps that are equal to a planned one."""
+        time, running, waiting, held, _active, decodes, kv_tokens = _rows(self._states, STATE_WIDTH).T
+        chunks = _rows(self._chunks, 6)
+        work = np.zeros((len(time), 5))
+        work[chunks[:, 0].astype(np.int64)] = chunks[:, 1:]
+        work[:, :3] += np.column_stack([decodes, kv_tokens, decodes])
+        planned = np.column_stack([time, running, waiting, held, np.ones(len(time)), decodes, work])
+        start, _first, _growth, steps, count = _rows(self._runs, 5).T
+        repeated = planned[np.searchsorted(time, start, side="right") - 1]
+        repeated[:, 0], repeated[:, 4] = start, steps
+        repeated[:, 7] += count * (steps + 1) / 2  # every sequence reads one more token in each step
+        rows = np.concatenate([planned, repeated])
+        return dict(zip(STEP_COLUMNS, rows.T, strict=True))
 
 
 def _noise(host_time: HostTime, count: int) -> npt.NDArray[np.float64]:

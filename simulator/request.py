@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 
 class Request:
@@ -14,8 +14,8 @@ class Request:
         max_tokens: most tokens it may generate
         output_tokens: tokens after which it really stops: `max_tokens`, or fewer if a stop token ends it
         priority, arrival_time: order under ``--scheduling-policy priority``; lower goes first
-        prefix: contents of the prompt's first full KV blocks, equal where the tokens up to there are equal; blocks
-            beyond are like no other request's
+        prefix: contents of the first full KV blocks of prompt and output, equal where the tokens up to there are equal;
+            blocks beyond are like no other request's
 
     Attributes kept by the scheduler. While `decoding`, the `DecodeBatch` counts for the request: `computed` and
     `output` hold what they were when it joined.
@@ -23,6 +23,7 @@ class Request:
         output: generated tokens delivered to the scheduler (`num_output_tokens`)
         in_flight: sampled tokens not delivered yet (`num_output_placeholders`)
         blocks: KV blocks held
+        cached: prompt tokens that the prefix cache held when it was first admitted
         position: place in the running list, growing with every admission
         last_step: decode clock of the step that samples the last token
 
@@ -34,6 +35,7 @@ class Request:
         "arrival_time",
         "arrived",
         "blocks",
+        "cached",
         "computed",
         "decoding",
         "ended",
@@ -65,7 +67,7 @@ class Request:
         max_tokens: int | None = None,
         priority: int = 0,
         arrival_time: float = 0.0,
-        prefix: tuple[Hashable, ...] = (),
+        prefix: Sequence[Hashable] = (),
     ) -> None:
         self.request_id = request_id
         self.prompt_tokens = prompt_tokens
@@ -78,6 +80,7 @@ class Request:
         self.output = 0
         self.in_flight = 0
         self.blocks = 0
+        self.cached = 0
         self.position = 0
         self.joined = 0
         self.last_step = 0

@@ -5,7 +5,9 @@
     FOLDER/levels/000/gaps.csv       token gaps and how often each
     FOLDER/levels/000/timeline.csv   gauges over time
     FOLDER/levels/000/tokens.csv     raw arrivals of tokens; only of a measured level
-    FOLDER/levels/000/level.json     workload, duration, notes
+    FOLDER/levels/000/records.csv    what the client noted of every request; only of a measured level
+    FOLDER/levels/000/load.csv       requests of a recorded load, see `simulator.load_files`
+    FOLDER/levels/000/level.json     workload, duration, notes, intervals
 
 Columns and units are those of `simulator.run`. A level exists once its `level.json` does: that file is written last and
 in one move, so a sweep that is killed keeps every level it had finished. Floats are written with the fewest digits that
@@ -26,8 +28,18 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from simulator.load_files import (
+    RunFileError,
+    integer,
+    load_from_json,
+    real,
+    workload_from_json,
+    workload_to_json,
+    write_recorded,
+)
 from simulator.run import (
     GAP_COLUMNS,
+    RECORD_COLUMNS,
     REQUEST_COLUMNS,
     SCHEMA_VERSION,
     TIMELINE_COLUMNS,
@@ -35,13 +47,21 @@ from simulator.run import (
     Level,
     Run,
 )
-from simulator.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
 
-TABLES = {"requests": REQUEST_COLUMNS, "gaps": GAP_COLUMNS, "timeline": TIMELINE_COLUMNS, "tokens": TOKEN_COLUMNS}
+__all__ = [
+    "RunFileError",
+    "append_level",
+    "check_free",
+    "load_run",
+    "save_run",
+    "start_run",
+    "workload_from_json",
+    "workload_to_json",
+]
 
-
-class RunFileError(ValueError):
-    """A folder or file that is not a run, or not one that this version reads. The message is one line."""
+ALWAYS = {"requests": REQUEST_COLUMNS, "gaps": GAP_COLUMNS, "timeline": TIMELINE_COLUMNS}
+WHERE_MEASURED = {"tokens": TOKEN_COLUMNS, "records": RECORD_COLUMNS}
+TABLES = ALWAYS | WHERE_MEASURED
 
 
 def save_run(run: Run, folder: str | Path, overwrite: bool = False) -> None:
@@ -98,10 +118,14 @@ def append_level(folder: str | Path, level: Level) -> None:
         table = getattr(level, name)
         if table is not None:
             _write_table(place / f"{name}.csv", table, columns)
+    write_recorded(level.workload, place)
     content: dict[str, object] = {"workload": workload_to_json(level.workload), "duration": float(level.duration)}
     content |= {"notes": list(level.notes), "server_means": level.server_means}
-    if level.intervals:
-        content["intervals"] = {name: list(ends) for name, ends in level.intervals.items()}
+    intervals = {name: list(ends) for name, ends in level.intervals.items() if np.isfinite(ends).all()}
+    if intervals:
+        content["intervals"] = intervals
+    if level.cached_tokens is not None:
+        content["cached_tokens"] = level.cached_tokens
     _write_json(place / "level.json", content)
 
 
@@ -115,51 +139,6 @@ def load_run(folder: str | Path) -> Run:
     )
 
 
-def workload_to_json(workload: Workload) -> dict[str, object]:
-    """A workload as plain JSON values; infinity, which JSON lacks, is the string "inf"."""
-    arrivals: dict[str, object] = {"kind": workload.arrivals.kind}
-    if isinstance(workload.arrivals, ClosedLoop):
-        arrivals["concurrency"] = workload.arrivals.concurrency
-    else:
-        arrivals["request_rate"] = _finite_or_inf("request_rate", workload.arrivals.request_rate)
-        arrivals["burstiness"] = _finite_or_inf("burstiness", workload.arrivals.burstiness)
-    shapes = [
-        {
-            "input_len": [shape.input_len.low, shape.input_len.high],
-            "output_len": [shape.output_len.low, shape.output_len.high],
-            "weight": shape.weight,
-        }
-        for shape in workload.shapes
-    ]
-    return {"arrivals": arrivals, "shapes": shapes, "num_prompts": workload.num_prompts, "seed": workload.seed}
-
-
-def workload_from_json(data: Any) -> Workload:
-    """The workload that `workload_to_json` wrote. Raises `RunFileError` naming what is wrong."""
-    try:
-        arrivals: ClosedLoop | OpenLoop
-        kind = data["arrivals"]["kind"]
-        if kind == "closed":
-            arrivals = ClosedLoop(_integer(data["arrivals"], "concurrency"))
-        elif kind == "open":
-            arrivals = OpenLoop(_real(data["arrivals"], "request_rate"), _real(data["arrivals"], "burstiness"))
-        else:
-            raise RunFileError(f"workload: arrivals of kind {kind!r} are not known, only 'closed' and 'open'")
-        shapes = tuple(
-            Shape(_length(shape, "input_len"), _length(shape, "output_len"), _real(shape, "weight"))
-            for shape in data["shapes"]
-        )
-        return Workload(arrivals, shapes, _integer(data, "num_prompts"), _integer(data, "seed"))
-    except KeyError as error:
-        raise RunFileError(f"workload: {error.args[0]!r} is missing") from None
-    except TypeError as error:
-        raise RunFileError(f"workload: not the expected form ({error})") from None
-    except RunFileError:
-        raise
-    except ValueError as error:
-        raise RunFileError(f"workload: {error}") from None
-
-
 def _interval(ends: object) -> tuple[float, float]:
     if not isinstance(ends, list) or len(ends) != 2 or not all(isinstance(end, (int, float)) for end in ends):
         raise RunFileError(f"intervals: expected [low, high], got {ends!r}")
@@ -169,22 +148,37 @@ def _interval(ends: object) -> tuple[float, float]:
 def _load_level(place: Path) -> Level:
     content = _read_json(place / "level.json")
     try:
-        workload = workload_from_json(content.get("workload"))
-        duration = _real(content, "duration")
+        workload = load_from_json(content.get("workload"), place)
+        duration = real(content, "duration")
         _check_number("duration", duration)
         notes = content.get("notes", [])
         if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
             raise RunFileError("notes: not a list of sentences")
-        means = {name: _real(content["server_means"], name) for name in content.get("server_means", {})}
+        means = {name: real(content["server_means"], name) for name in content.get("server_means", {})}
         intervals = {name: _interval(ends) for name, ends in content.get("intervals", {}).items()}
+        cached = integer(content, "cached_tokens") if "cached_tokens" in content else None
     except KeyError as error:
         raise RunFileError(f"{place / 'level.json'}: {error.args[0]!r} is missing") from None
     except ValueError as error:
         raise RunFileError(f"{place / 'level.json'}: {error}") from None
-    tables = {name: _read_table(place / f"{name}.csv", columns) for name, columns in TABLES.items() if name != "tokens"}
-    raw = place / "tokens.csv"
-    tokens = _read_table(raw, TOKEN_COLUMNS) if raw.exists() else None
-    return Level(workload, duration, **tables, tokens=tokens, notes=notes, server_means=means, intervals=intervals)
+    tables = {
+        name: _read_table(place / f"{name}.csv", columns)
+        for name, columns in TABLES.items()
+        if name in ALWAYS or (place / f"{name}.csv").exists()
+    }
+    return Level(
+        workload,
+        duration,
+        requests=tables["requests"],
+        gaps=tables["gaps"],
+        timeline=tables["timeline"],
+        tokens=tables.get("tokens"),
+        records=tables.get("records"),
+        notes=notes,
+        server_means=means,
+        intervals=intervals,
+        cached_tokens=cached,
+    )
 
 
 def _level_folders(folder: Path) -> list[Path]:
@@ -293,35 +287,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _finite_or_inf(name: str, value: float) -> float | str:
-    if math.isnan(value):
-        raise RunFileError(f"workload: {name} is NaN")
-    return "inf" if math.isinf(value) else value
-
-
 def _check_number(name: str, value: float) -> None:
     if not (math.isfinite(value) and value >= 0):
         raise RunFileError(f"{name} must be a number of seconds, got {value}")
-
-
-def _real(data: Mapping[str, Any], name: str) -> float:
-    value = data[name]
-    if value == "inf":
-        return math.inf
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
-        raise RunFileError(f"{name} must be a number, got {value!r}")
-    return float(value)
-
-
-def _integer(data: Mapping[str, Any], name: str) -> int:
-    value = data[name]
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise RunFileError(f"{name} must be an integer, got {value!r}")
-    return value
-
-
-def _length(data: Mapping[str, Any], name: str) -> Length:
-    value = data[name]
-    if not isinstance(value, list) or len(value) != 2 or not all(type(bound) is int for bound in value):
-        raise RunFileError(f"{name} must be a pair of integers, got {value!r}")
-    return Length(*value)

@@ -319,6 +319,8 @@ class Scheduler:
             request.position = self._positions
             request.preempted = False
             request.computed = cached
+            if not request.preemptions:
+                request.cached = cached
             self.kv_cache.adopt(request, prefix)
             self.kv_cache.take(request, self._blocks_for(request, tokens))
             self.kv_cache.store(request, min(cached + tokens, known))

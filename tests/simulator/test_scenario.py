@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from simulator.arrivals import ThinkTime, parse_curve
+from simulator.lengths import parse_length
 from simulator.levels import LoadError, parse_shape, plan_levels
 from simulator.profile import Profile
 from simulator.scenario import Scenario, ScenarioError
-from simulator.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.sessions import Sessions, Talk
+from simulator.trace import Trace, TraceError
+from simulator.workload import ClosedLoop, Length, Load, OpenLoop, Shape, Workload
 
 SCENARIO = """\
 name: demo
@@ -90,6 +95,56 @@ def test_reads_every_kind_of_length(scenario_file: Path, lengths: str, shapes: t
 
 
 @pytest.mark.parametrize(
+    ("load", "expected"),
+    [
+        (
+            "concurrency: [2]\n  think_time: exponential(2s)\n"
+            "  input_len: lognormal(500,300,1-900)\n  output_len: 5~0.2",
+            Workload(
+                ClosedLoop(2, think_time=ThinkTime(2.0, "exponential")),
+                (Shape(parse_length("lognormal(500,300,1-900)"), Length(4, 6)),),
+                1000,
+            ),
+        ),
+        (
+            "request_rate: [2]\n  rate_curve: bursts(5s,20s)\n  max_concurrency: 8\n  duration: 100\n  shapes: [9/5]",
+            Workload(
+                OpenLoop(2.0, curve=parse_curve("bursts(5s,20s)"), max_concurrency=8),
+                (Shape(Length.fixed(9), Length.fixed(5)),),
+                40,
+            ),
+        ),
+        (
+            "concurrency: [3]\n  think_time: 1.5\n  num_prompts: 12\n"
+            "  sessions: {turns: 4, user: {low: 10, high: 20}, output: 30, system: 100}",
+            Sessions(
+                ClosedLoop(3, think_time=ThinkTime(1.5)),
+                Talk(Length.fixed(4), Length(10, 20), Length.fixed(30), 100),
+                3,
+                ThinkTime(1.5),
+            ),
+        ),
+        (
+            "trace: day.csv\n  speed: 2\n  num_prompts: 2",
+            Trace("day", np.array([0.0, 0.5]), np.array([7, 8]), np.array([1, 2])),
+        ),
+    ],
+)
+def test_reads_every_kind_of_load(scenario_file: Path, load: str, expected: Load) -> None:
+    (scenario_file.parent / "day.csv").write_text("timestamp,input_length,output_length\n5,7,1\n6,8,2\n7,9,3\n")
+    before = SCENARIO[SCENARIO.index("  concurrency") : SCENARIO.index("slo:")]
+    assert Scenario.read(changed(scenario_file, before, f"  {load}\n")).workloads() == [expected]
+
+
+def test_a_trace_that_is_not_there_is_told(scenario_file: Path) -> None:
+    scenario = Scenario.read(
+        changed(scenario_file, "input_len: 512\n  output_len: 64", "trace: none.csv\n  trace_format: azure")
+    )
+    with pytest.raises(TraceError, match=r"none\.csv: no such file"):
+        scenario.workloads()
+
+
+@pytest.mark.parametrize(
     ("old", "new", "line", "words"),
     [
         ("concurrency: [1, 4]", "concurrency: [0]", 7, "load: concurrency must be at least 1, got 0"),
@@ -109,6 +164,18 @@ def test_reads_every_kind_of_length(scenario_file: Path, lengths: str, shapes: t
             11,
             "requests_per_client goes with concurrency",
         ),
+        ("input_len: 512", "input_len: zipf(2)", 8, "'zipf' is no distribution; known are normal"),
+        ("  seed: 3", "  think_time: a while", 11, "load.think_time: 'a while' is no time such as 2s"),
+        ("  seed: 3", "  rate_curve: wave(1)", 11, "no rate curve; write one as ramp(0.1-1,10min)"),
+        ("  seed: 3", "  speed: 2", 11, "speed goes with a trace"),
+        ("  seed: 3", "  trace: x.csv", 11, "give either lengths, or sessions, or a trace"),
+        (
+            "  seed: 3",
+            "  sessions: {turns: 3, user: 5}",
+            11,
+            "key load.sessions.output is missing: it is tokens to generate",
+        ),
+        ("  seed: 3", "  trace_format: azure", 11, "trace_format goes with a trace"),
         ("p99_ttft: 2000", "p99_tft: 2000", 13, "slo.p99_tft: not a latency with a target; did you mean 'p99_ttft'?"),
         ("p99_ttft: 2000", "p99_ttft: 2 s", 13, "slo.p99_ttft must be a number (milliseconds), got '2 s'; write 2000"),
         ("p99_ttft: 2000", "p99_ttft: -2", 13, "a target must be a positive number of milliseconds"),

@@ -1,0 +1,114 @@
+"""Options for loads beyond fixed lengths sent by clients or at a rate, and how their texts become levels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from capsim.options import LOAD
+
+if TYPE_CHECKING:
+    from simulator.levels import Levels
+    from simulator.sessions import Talk
+    from simulator.trace import Trace
+    from simulator.workload import Load, Shape
+
+Value = TypeVar("Value")
+
+ThinkTimeText = Annotated[
+    str | None,
+    typer.Option(
+        "--think-time",
+        metavar="TIME",
+        help="Clients pause between answer and next request: 2s or exponential(2s).",
+        rich_help_panel=LOAD,
+    ),
+]
+MaxInFlight = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Open loop or trace: most requests in flight; others wait at the client.",
+        rich_help_panel=LOAD,
+    ),
+]
+RateCurveText = Annotated[
+    str | None,
+    typer.Option(
+        "--rate-curve",
+        metavar="CURVE",
+        help="Multiply the rate over time: ramp(0.1-1,10min), bursts(5s,20s), daily(3h:0.1,12h:1).",
+        rich_help_panel=LOAD,
+    ),
+]
+DurationText = Annotated[
+    str | None,
+    typer.Option(
+        "--duration",
+        metavar="TIME",
+        help="Open loop or trace: requests arrive for 10min, instead of --num-prompts.",
+        rich_help_panel=LOAD,
+    ),
+]
+SessionsText = Annotated[
+    str | None,
+    typer.Option(
+        "--sessions",
+        metavar="turns=N,user=N,output=N,...",
+        help="Chats that grow turn by turn, with system=N and max-context=N; clients are users.",
+        rich_help_panel=LOAD,
+    ),
+]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Recorded requests: Azure, BurstGPT, Mooncake, a saved run, ...", rich_help_panel=LOAD
+    ),
+]
+TraceFormat = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="The trace's format, where the file does not tell.", rich_help_panel=LOAD),
+]
+Speed = Annotated[
+    float | None,
+    typer.Option(metavar="X", help="Play the trace X times as fast as recorded.", rich_help_panel=LOAD),
+]
+
+
+def parsed(option: str, text: str | None, parse: Callable[[str], Value]) -> Value | None:
+    """An option's value; what `parse` refuses is told with the option's name."""
+    try:
+        return None if text is None else parse(text)
+    except ValueError as problem:
+        raise typer.BadParameter(str(problem), param_hint=option) from None
+
+
+def planned_load(
+    levels: Levels,
+    *,
+    shapes: Callable[[], Sequence[Shape]],
+    sessions: str | None,
+    trace: Path | None,
+    trace_format: str | None,
+    plain: bool,
+) -> list[Load]:
+    """The levels of a load whose requests are told by at most one of `--sessions`, `--trace` and lengths.
+
+    `shapes` makes those of the options for lengths; `plain` is whether none of these was given.
+    """
+    from simulator.levels import plan_load
+    from simulator.sessions import parse_talk
+    from simulator.trace_files import read_trace
+
+    if (not plain) + (sessions is not None) + (trace is not None) > 1:
+        raise typer.BadParameter("give either lengths, or --sessions, or --trace", param_hint="the load")
+    if trace_format is not None and trace is None:
+        raise typer.BadParameter("goes with --trace", param_hint="--trace-format")
+    requests: Sequence[Shape] | Talk | Trace | None = parsed("--sessions", sessions, parse_talk)
+    if trace is not None:
+        requests = read_trace(trace, trace_format)
+    return plan_load(shapes() if requests is None else requests, levels)
