@@ -1,0 +1,160 @@
+"""Architectures: shipped models have as many parameters as published, and configs are read as they come."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from simulator.model_config import FAMILIES, TABLE, ModelError, architecture, find_model, read_model
+
+SHIPPED = yaml.safe_load(TABLE.read_text())["models"]
+QWEN = {
+    "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+    "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "max_position_embeddings": 32768,
+    "sliding_window": 131072, "use_sliding_window": False, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_model_has_the_published_number_of_parameters(name: str) -> None:
+    assert find_model(name).parameters.total == SHIPPED[name]["parameters"]
+
+
+def test_every_family_is_shown_by_a_shipped_model() -> None:
+    assert {entry["config"]["model_type"] for entry in SHIPPED.values()} == set(FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("name", "same"),
+    [
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "Llama-3.1-8B"),
+        ("qwen2.5-7b-instruct", "Qwen/Qwen2.5-7B"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "Qwen3-30B-A3B"),
+        ("google/gemma-3-27b-it", "gemma-3-27b"),
+        ("deepseek-ai/DeepSeek-R1", "DeepSeek-V3"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "Mixtral-8x7B-v0.1"),
+    ],
+)
+def test_a_model_is_found_under_the_names_people_write(name: str, same: str) -> None:
+    found, known = find_model(name), find_model(same)
+    assert (found.parameters, found.kv) == (known.parameters, known.kv)
+
+
+def test_a_quantised_checkpoint_is_known_by_its_name() -> None:
+    fp8 = find_model("Qwen/Qwen3-4B-Instruct-2507-FP8")
+    assert fp8.quantization is not None
+    linear, rest = fp8.parameters.linear, fp8.parameters.total - fp8.parameters.linear
+    assert fp8.weight_bytes() == linear + 2 * rest  # embeddings and norms stay in 16 bits
+
+
+def test_four_bits_take_a_scale_and_a_zero_point_for_each_group() -> None:
+    awq = find_model("Qwen/Qwen2.5-7B-Instruct-AWQ")
+    linear, rest = awq.parameters.linear, awq.parameters.total - awq.parameters.linear
+    assert awq.weight_bytes() == pytest.approx(linear * (4 + 20 / 128) / 8 + 2 * rest)
+
+
+def test_gpt_oss_quantises_its_experts_alone() -> None:
+    model = find_model("openai/gpt-oss-20b")
+    experts = model.parameters.experts
+    assert model.weight_bytes() == pytest.approx(experts * 4.25 / 8 + 2 * (model.parameters.total - experts))
+    assert 12e9 < model.weight_bytes() < 14e9  # as published: 12.8 GiB
+
+
+def test_a_step_reads_the_chosen_experts_and_no_input_table() -> None:
+    mixture, dense = find_model("Qwen3-30B-A3B"), find_model("Qwen2.5-7B")
+    assert mixture.active_parameters + mixture.parameters.output == pytest.approx(3.0e9, rel=0.03)  # "A3B"
+    assert dense.weight_bytes_read() == 2 * (dense.parameters.total - dense.parameters.table)
+    tied = find_model("Qwen2.5-0.5B")
+    assert tied.weight_bytes_read() == tied.weight_bytes()
+
+
+def test_ranks_split_weights_until_kv_heads_run_out() -> None:
+    model = find_model("Qwen2.5-7B")  # 28 heads, 4 of KV
+    norms = model.parameters.other
+    assert model.weight_bytes(4) == pytest.approx(2 * ((model.parameters.total - norms) / 4 + norms))
+    more = 2 * model.parameters.attention_kv * (1 / 4 - 1 / 7)  # 7 ranks hold one KV head each
+    assert model.weight_bytes(7) == pytest.approx(2 * ((model.parameters.total - norms) / 7 + norms) + more)
+    with pytest.raises(ModelError, match="28 attention heads; --tensor-parallel-size must divide them, got 3"):
+        model.weight_bytes(3)
+
+
+def test_a_config_is_read_as_it_comes(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(QWEN))
+    for place in (path, tmp_path):
+        assert find_model(place).parameters == find_model("Qwen2.5-7B").parameters
+    assert [kind.window for kind in read_model(path).kv] == [None]  # use_sliding_window is off
+
+
+def test_the_text_part_of_a_model_for_images_is_read_with_its_defaults() -> None:
+    config = {
+        "model_type": "gemma3",
+        "text_config": {
+            "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+            "sliding_window": 1024,
+        },
+        "vision_config": {"hidden_size": 1152},
+    }  # fmt: skip
+    model, shipped = architecture("gemma", config), find_model("gemma-3-4b")
+    assert model.kv == shipped.kv
+    assert model.parameters.linear == shipped.parameters.linear
+    assert "image" in model.notes[0]
+
+
+def test_layer_types_tell_which_layers_have_a_window() -> None:
+    entry = SHIPPED["openai/gpt-oss-20b"]["config"]
+    types = ["sliding_attention", "full_attention", "full_attention"] * 8
+    layers = {kind.window: kind.layers for kind in architecture("x", {**entry, "layer_types": types}).kv}
+    assert layers == {None: 16, 128: 8}
+
+
+@pytest.mark.parametrize(
+    ("config", "bytes_per_parameter"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 1.0),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 1.0),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 0.5625),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 128, "type": "int"}}},
+            },
+            (4 + 20 / 128) / 8,
+        ),
+    ],
+)
+def test_a_checkpoint_says_how_it_is_quantised(config: dict[str, object], bytes_per_parameter: float) -> None:
+    quantization = architecture("x", {**QWEN, "quantization_config": config}).quantization
+    assert quantization is not None
+    assert quantization.bytes_per_parameter == pytest.approx(bytes_per_parameter)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "mamba2"}, "model_type 'mamba2' is not modelled; known are llama.*num-gpu-blocks-override"),
+        ({**QWEN, "num_hidden_layers": None}, "the config's num_hidden_layers must be a whole number, got None"),
+        ({**QWEN, "quantization_config": {"quant_method": "hqq"}}, "quantization 'hqq' is not modelled"),
+        ({**QWEN, "quantization_config": {"quant_method": "compressed-tensors"}}, "is not understood"),
+        ({**QWEN, "use_sliding_window": True}, "needs layer_types"),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name(config: dict[str, object], message: str) -> None:
+    with pytest.raises(ModelError, match=message) as refusal:
+        architecture("some/model", config)
+    assert "some/model" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_name_or_file_that_is_none_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"did you mean 'qwen3-8b'\?; or give the path of its config.json"):
+        find_model("Qwen/Qwen3-9B")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="not valid JSON"):
+        find_model(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ModelError, match=r"not the config.json of a model"):
+        find_model(tmp_path)
