@@ -9,6 +9,7 @@ import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +18,7 @@ import aiohttp
 from calibration.metrics import MetricsSnapshot, parse_metrics
 
 KEY_HINT = "set OPENAI_API_KEY or give --api-key-file"
+ROUND_TRIPS = 5  # questions, of which the quickest tells the network's time
 
 
 class EndpointError(Exception):
@@ -44,6 +46,8 @@ class Endpoint:
     max_num_seqs: int | None = None  # only where the server is in development mode
     max_num_batched_tokens: int | None = None  # likewise
     has_metrics: bool = False  # whether /metrics answers
+    insecure: bool = False  # whether any certificate is taken, such as one that the server signed itself
+    round_trip: float | None = field(default=None, compare=False)  # s, of a cheap question on an open connection
 
     @property
     def kv_pool_tokens(self) -> int | None:
@@ -65,21 +69,30 @@ class Endpoint:
 
     def server(self) -> dict[str, object]:
         """What a run keeps of it: all that is known but the key."""
-        known = {name: value for name, value in vars(self).items() if name not in ("api_key", "has_metrics")}
+        secret_or_ours = ("api_key", "has_metrics", "insecure")
+        known = {name: value for name, value in vars(self).items() if name not in secret_or_ours}
         known["kv_bytes_per_token"] = self.kv_bytes_per_token
         return {name: value for name, value in known.items() if value is not None}
 
 
-def discover(url: str, *, model: str | None = None, api_key: str | None = None, timeout: float = 10.0) -> Endpoint:
+def discover(
+    url: str,
+    *,
+    model: str | None = None,
+    api_key: str | None = None,
+    timeout: float = 10.0,
+    insecure: bool = False,
+) -> Endpoint:
     """Ask the server at `url` what it is.
 
     `model` defaults to the first that it serves, `api_key` to the environment's OPENAI_API_KEY; `timeout` (seconds)
-    bounds each question. Raises `EndpointError` where no language model answers.
+    bounds each question; `insecure` takes a certificate that nobody vouches for. Raises `EndpointError` where no
+    language model answers.
     """
     url = clean_url(url)
     key = _clean_key(api_key if api_key is not None else os.environ.get("OPENAI_API_KEY"))
     with ThreadPoolExecutor(1) as thread:  # a thread of its own: a notebook has an event loop already
-        return thread.submit(asyncio.run, _discover(url, model, key, timeout)).result()
+        return thread.submit(asyncio.run, _discover(url, model, key, timeout, insecure)).result()
 
 
 def clean_url(url: str) -> str:
@@ -121,7 +134,8 @@ def connection_error(url: str, error: Exception) -> EndpointError:
         return EndpointError(f"{url} did not answer in time: is the server up, and does a firewall let you reach it?")
     if isinstance(error, aiohttp.ClientSSLError):
         return EndpointError(
-            f"no secure connection to {url}: is it http instead of https, or is its certificate unknown?"
+            f"no secure connection to {url}: is it http instead of https, or is its certificate unknown? "
+            "(--insecure takes any)"
         )
     if isinstance(cause, ConnectionRefusedError):
         return EndpointError(f"nothing listens at {url} (connection refused): start the server or correct the address")
@@ -173,14 +187,16 @@ def _clean_key(api_key: str | None) -> str | None:
     return key or None
 
 
-async def _discover(url: str, model: str | None, api_key: str | None, timeout: float) -> Endpoint:
+async def _discover(url: str, model: str | None, api_key: str | None, timeout: float, insecure: bool) -> Endpoint:
     limits = aiohttp.ClientTimeout(total=timeout)
-    async with aiohttp.ClientSession(headers=headers(api_key), timeout=limits) as session:
+    connector = aiohttp.TCPConnector(ssl=not insecure)
+    async with aiohttp.ClientSession(connector=connector, headers=headers(api_key), timeout=limits) as session:
         served = await _models(session, url, api_key)
         card = _choose(url, served, model)
         version = _object(await _get_if_there(session, f"{url}/version")).get("version")
         scheduler = await _scheduler_config(session, url)
         metrics = await _metrics_if_there(session, url)
+        round_trip = await _round_trip(session, f"{url}/{'version' if version else 'v1/models'}")
     config = metrics.cache_config if metrics else {}
     return Endpoint(
         url=url,
@@ -200,6 +216,8 @@ async def _discover(url: str, model: str | None, api_key: str | None, timeout: f
         max_num_seqs=_integer(scheduler.get("max_num_seqs")),
         max_num_batched_tokens=_integer(scheduler.get("max_num_batched_tokens")),
         has_metrics=metrics is not None,
+        insecure=insecure,
+        round_trip=round_trip,
     )
 
 
@@ -257,6 +275,17 @@ async def _get_if_there(session: aiohttp.ClientSession, url: str) -> str | None:
             return await response.text() if response.status == 200 else None
     except (aiohttp.ClientError, OSError, TimeoutError, UnicodeDecodeError):
         return None
+
+
+async def _round_trip(session: aiohttp.ClientSession, url: str) -> float | None:
+    """Seconds from a small question to its answer on an open connection: the network and little else."""
+    times = []
+    for _ in range(ROUND_TRIPS):
+        asked = perf_counter()
+        if await _get_if_there(session, url) is None:
+            return None
+        times.append(perf_counter() - asked)
+    return round(min(times), 6)
 
 
 def _blocks_times_size(config: dict[str, str], metrics: MetricsSnapshot | None) -> int | None:

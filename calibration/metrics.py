@@ -17,6 +17,7 @@ WAITING = ("vllm:num_requests_waiting",)
 KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 PREFIX_QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
 PREFIX_HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
+EXTERNAL_PREFIX_HITS = ("vllm:external_prefix_cache_hits_total",)
 
 CACHE_CONFIG = "vllm:cache_config_info"
 
@@ -53,6 +54,7 @@ class MetricsSnapshot:
     generation_tokens: int | None = None
     prefix_cache_queries: int | None = None  # tokens
     prefix_cache_hits: int | None = None  # tokens
+    external_prefix_cache_hits: int | None = None  # tokens, from a store of KV outside the engine
     requests_finished: int | None = None  # for whatever reason
     ttft: SumCount | None = None  # s, from the frontend's arrival to its first output
     queue_time: SumCount | None = None  # s, from reaching the engine to being scheduled
@@ -117,6 +119,7 @@ def parse_metrics(text: str) -> MetricsSnapshot:
         generation_tokens=samples.count("vllm:generation_tokens_total"),
         prefix_cache_queries=samples.count(*PREFIX_QUERIES),
         prefix_cache_hits=samples.count(*PREFIX_HITS),
+        external_prefix_cache_hits=samples.count(*EXTERNAL_PREFIX_HITS),
         requests_finished=samples.count("vllm:request_success_total"),
         ttft=samples.histogram("vllm:time_to_first_token_seconds"),
         queue_time=samples.histogram("vllm:request_queue_time_seconds"),

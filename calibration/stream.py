@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import re
 from dataclasses import dataclass, field
@@ -43,16 +44,23 @@ class Answer:
     output_tokens: int  # asked
     scheduled: float
     sent: float = 0.0
+    headers: float = 0.0  # when the answer began, before any token; 0 where it never did
     ended: float = 0.0  # when nothing more was waited for
     arrivals: list[tuple[float, int]] = field(default_factory=list)  # (time, tokens so far), one per read with tokens
     events: int = 0  # events that carried a choice
     finish_reason: str = ""
     counted_prompt: int | None = None  # the server's count
     counted_output: int | None = None
+    cached_prompt: int = 0  # of the counted prompt, from the prefix cache, where the server tells
     fingerprint: str = ""
     done: bool = False  # the stream said that it ended
     error: str = ""
     detail: str = ""
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt: the server's count where it tells."""
+        return self.prompt_tokens if self.counted_prompt is None else self.counted_prompt
 
     @property
     def tokens(self) -> int:
@@ -62,7 +70,8 @@ class Answer:
 class StreamReader:
     """Fills an `Answer` from the bytes of its stream, in whatever pieces they come.
 
-    Tokens are the server's count where every event carries it (`continuous_usage_stats`), else one an event.
+    Tokens are the server's count where every event carries it (`continuous_usage_stats`), else one an event. An event
+    of a chat counts by its content or its reasoning; one that only opens or closes the answer is no token.
     """
 
     def __init__(self, answer: Answer) -> None:
@@ -123,17 +132,19 @@ class StreamReader:
         counted = _count(usage, "completion_tokens")
         if isinstance(usage, dict):
             answer.counted_prompt, answer.counted_output = _count(usage, "prompt_tokens"), counted
+            answer.cached_prompt = _count(usage.get("prompt_tokens_details"), "cached_tokens") or 0
         answer.fingerprint = answer.fingerprint or str(event.get("system_fingerprint") or "")
         choices = event.get("choices")
         if not choices:
             return
         answer.events += 1
-        answer.finish_reason = choices[0].get("finish_reason") or answer.finish_reason
-        self._empty_end = not choices[0].get("text")
+        choice = choices[0]
+        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+        self._empty_end = not _has_words(choice)
         if counted is not None:
             self._running_count = True
             self._tokens = max(self._tokens, counted)
-        else:
+        elif not (self._empty_end and _only_frames(choice)):
             self._tokens += 1
 
     def _settle(self, tokens: int) -> None:
@@ -153,7 +164,8 @@ async def ask(session: aiohttp.ClientSession, url: str, body: bytes, answer: Ans
     answer.sent = perf_counter()
     try:
         async with asyncio.timeout(patience.first_token) as deadline:
-            async with session.post(url, data=body) as response:
+            async with session.post(url, data=body, allow_redirects=False) as response:
+                answer.headers = perf_counter()
                 if response.status != 200:
                     answer.error, answer.detail = f"http {response.status}", await _words(response)
                 elif response.content_type != "text/event-stream":
@@ -164,8 +176,9 @@ async def ask(session: aiohttp.ClientSession, url: str, body: bytes, answer: Ans
         _fail(answer, "timeout")
     except aiohttp.ClientConnectorError:
         _fail(answer, "no connection")
-    except (aiohttp.ClientError, OSError):
-        _fail(answer, "stream broken" if answer.arrivals else "connection lost")
+    except (aiohttp.ClientError, OSError) as error:
+        reset = isinstance(error, OSError) and error.errno == errno.ECONNRESET
+        _fail(answer, "stream broken" if answer.headers else "connection reset" if reset else "connection lost")
     finally:
         answer.ended = perf_counter()
 
@@ -191,6 +204,19 @@ def _fail(answer: Answer, kind: str) -> None:
 async def _words(response: aiohttp.ClientResponse) -> str:
     """The server's message in an error answer, of which only the start is read."""
     return server_message((await response.content.read(4096)).decode(errors="replace"), None)
+
+
+def _has_words(choice: dict[str, Any]) -> bool:
+    delta = choice.get("delta")
+    if not isinstance(delta, dict):
+        return bool(choice.get("text"))
+    return any(delta.get(name) for name in ("content", "reasoning_content", "reasoning", "tool_calls"))
+
+
+def _only_frames(choice: dict[str, Any]) -> bool:
+    """Whether a wordless event of a chat is its first, which names the role, or its last, which says why it ended."""
+    delta = choice.get("delta")
+    return isinstance(delta, dict) and ("role" in delta or choice.get("finish_reason") is not None)
 
 
 def _count(usage: Any, name: str) -> int | None:

@@ -15,7 +15,7 @@ import pandas as pd
 
 from simulator.percentiles import weighted_percentiles
 from simulator.run import Level, Run
-from simulator.workload import OpenLoop
+from simulator.steady_window import steady_window, tokens_within
 
 PERCENTILES = (50, 90, 95, 99)
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
@@ -43,6 +43,8 @@ class Summary:
         duration: s, from the first send to the last end
         request_throughput: completed requests a second
         output_throughput, total_throughput: output tokens, and prompt and output tokens, of completed requests a second
+        steady_output_throughput: the same within `simulator.steady_window`, without ramp and drain; NaN without one
+        steady_duration: s, of that window; 0 without one
         mean_concurrency, peak_concurrency: requests in the system, from send to last token
         mean_active_tokens, peak_active_tokens: prompt and generated tokens of all running requests
         peak_kv_tokens: tokens whose KV is held
@@ -57,6 +59,8 @@ class Summary:
     request_throughput: float
     output_throughput: float
     total_throughput: float
+    steady_output_throughput: float
+    steady_duration: float
     mean_concurrency: float
     peak_concurrency: int
     mean_active_tokens: float
@@ -85,6 +89,7 @@ def summarize(level: Level) -> Summary:
     done, duration = level.completed, level.duration
     prompt, output = int(done["prompt_tokens"].sum()), int(done["output_tokens"].sum())
     mean_concurrency, peak_concurrency = _concurrency(level)
+    steady_throughput, steady_duration = _steady(level)
     mean_tokens, peak_tokens = _gauge(level.timeline, "active_tokens")
     preemptions = level.requests["preemptions"]
     per_second = 1 / duration if duration > 0 else float("nan")
@@ -96,6 +101,8 @@ def summarize(level: Level) -> Summary:
         request_throughput=len(done) * per_second,
         output_throughput=output * per_second,
         total_throughput=(prompt + output) * per_second,
+        steady_output_throughput=steady_throughput,
+        steady_duration=steady_duration,
         mean_concurrency=mean_concurrency,
         peak_concurrency=peak_concurrency,
         mean_active_tokens=mean_tokens,
@@ -120,19 +127,18 @@ def summary_table(run: Run) -> pd.DataFrame:
 
 def load_columns(level: Level) -> dict[str, object]:
     """What was asked of a level, by column; the rate of a closed loop and the clients of an open one are NaN."""
-    arrivals = level.workload.arrivals
-    nothing = float("nan")
+    load, nothing = level.workload, float("nan")
     return {
-        "level": str(arrivals),
+        "level": load.label,
         "lengths": lengths_label(level),
-        "concurrency": level.workload.concurrency or nothing,
-        "request_rate": arrivals.request_rate if isinstance(arrivals, OpenLoop) else nothing,
+        "concurrency": load.concurrency or nothing,
+        "request_rate": load.request_rate or nothing,
     }
 
 
 def lengths_label(level: Level) -> str:
     """Prompt and output tokens of a level, such as ``1024/256``."""
-    return " ".join(str(shape) for shape in level.workload.shapes)
+    return level.workload.lengths_label
 
 
 def _spread(values: pd.Series[float], counts: Iterable[int] | None = None) -> Spread:
@@ -158,6 +164,21 @@ def _concurrency(level: Level) -> tuple[float, int]:
     times = np.concatenate([end, start])  # a stable sort lets an end go before a start of the same moment
     change = np.concatenate([np.full(len(end), -1), np.full(len(start), 1)])
     return mean, int(np.cumsum(change[np.argsort(times, kind="stable")]).max())
+
+
+def _steady(level: Level) -> tuple[float, float]:
+    """Output tokens a second of completed requests within the steady window, and the window's length in seconds."""
+    seen = level.requests.dropna(subset=["arrival", "e2el"])
+    start = seen["arrival"].to_numpy(np.float64)
+    window = steady_window(start, start + seen["e2el"].to_numpy(np.float64))
+    if window is None:
+        return float("nan"), 0.0
+    done = level.completed
+    sent, first, last, tokens = (
+        done[name].to_numpy(np.float64) for name in ("arrival", "ttft", "e2el", "output_tokens")
+    )
+    duration = window[1] - window[0]
+    return tokens_within(window, sent + first, sent + last, tokens) / duration, duration
 
 
 def _gauge(timeline: pd.DataFrame, name: str) -> tuple[float, float]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import ssl
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,6 +45,17 @@ class Manners:
     strangers: int = 0  # requests of others that it finishes with each of ours
     cached_tokens: int = 0  # prefix-cache hits a request
     old_metrics: bool = False  # names of vLLM before 0.9
+    has_completions: bool = True  # /v1/completions answers, else HTTP 404
+    takes_token_ids: bool = True
+    has_chat: bool = True  # /v1/chat/completions answers, else HTTP 404
+    thinks: str | None = None  # the name under which a chat streams the first half of its tokens
+    template_tokens: int = 5  # that a chat adds to a prompt
+    tokens_per_word: int = 1
+    resets: bool = False  # every completion before it is answered
+    tells_cached: bool = False  # the cached tokens of a prompt in its usage
+    strange_tokens: int = 0  # generated for others with each of ours
+    seconds_away: float = 0.0  # before any answer, as a distant server
+    certificate: str | None = None  # file with a key and a certificate: speaks TLS
 
 
 @dataclass
@@ -54,6 +68,7 @@ class FakeServer:
     running: int = 0
     most_running: int = 0
     finished: int = 0
+    generated: int = 0  # tokens
     metrics_paths: list[str] = field(default_factory=list)
 
 
@@ -66,9 +81,13 @@ def serve(manners: Manners | None = None) -> Iterator[FakeServer]:
 
     async def start() -> None:
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        tls = None
+        if server.manners.certificate:
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(server.manners.certificate)
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
         await site.start()
-        server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        server.url = f"http{'s' if tls else ''}://127.0.0.1:{runner.addresses[0][1]}"
 
     loop.run_until_complete(start())
     thread = threading.Thread(target=loop.run_forever, daemon=True)
@@ -101,7 +120,7 @@ def metrics_text(server: FakeServer) -> str:
             f'vllm:cache_config_info{{engine="0",{config}}} 1.0',
             f"vllm:num_preemptions_total{labels} 0.0",
             f"vllm:prompt_tokens_total{labels} {ours * 64}.0",
-            f"vllm:generation_tokens_total{labels} {ours * 16}.0",
+            f"vllm:generation_tokens_total{labels} {server.generated}.0",
             f"vllm:{queries}_queries_total{labels} {ours * 64}.0",
             f"vllm:{queries}_hits_total{labels} {ours * server.manners.cached_tokens}.0",
             f'vllm:request_success_total{{engine="0",model_name="demo",finished_reason="length"}} {finished}.0',
@@ -117,14 +136,6 @@ def metrics_text(server: FakeServer) -> str:
 
 def _app(server: FakeServer) -> web.Application:
     manners = server.manners
-
-    @web.middleware
-    async def manage(request: web.Request, handler: Any) -> web.StreamResponse:
-        if manners.web_page:
-            return web.Response(text="<!DOCTYPE html><html><body>It works!</body></html>", content_type="text/html")
-        if manners.key and request.headers.get("Authorization") != f"Bearer {manners.key}":
-            return web.json_response({"error": "Unauthorized"}, status=401)
-        return await handler(request)
 
     async def models(request: web.Request) -> web.Response:
         cards = [{"id": name, "owned_by": "vllm", "max_model_len": 8192} for name in manners.models]
@@ -143,6 +154,8 @@ def _app(server: FakeServer) -> web.Application:
     async def completions(request: web.Request) -> web.StreamResponse:
         body = await request.json()
         server.requests.append(body)
+        if manners.resets:
+            return _reset(request)
         refusal = _refusal(server, body)
         if refusal is not None:
             return refusal
@@ -154,13 +167,32 @@ def _app(server: FakeServer) -> web.Application:
             server.running -= 1
             server.finished += 1
 
-    app = web.Application(middlewares=[manage])
+    app = web.Application(middlewares=[_gate(manners)])
     app.router.add_get("/v1/models", models)
     app.router.add_get("/version", version)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/metrics/", metrics)
-    app.router.add_post("/v1/completions", completions)
+    if manners.has_completions:
+        app.router.add_post("/v1/completions", completions)
+    if manners.has_chat:
+        app.router.add_post("/v1/chat/completions", completions)
     return app
+
+
+def _gate(manners: Manners) -> Any:
+    """What comes before every answer."""
+
+    @web.middleware
+    async def manage(request: web.Request, handler: Any) -> web.StreamResponse:
+        await asyncio.sleep(manners.seconds_away)
+        if manners.web_page:
+            return web.Response(text="<!DOCTYPE html><html><body>It works!</body></html>", content_type="text/html")
+        if manners.key and request.headers.get("Authorization") != f"Bearer {manners.key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        response: web.StreamResponse = await handler(request)
+        return response
+
+    return manage
 
 
 def _refusal(server: FakeServer, body: dict[str, Any]) -> web.Response | None:
@@ -169,7 +201,9 @@ def _refusal(server: FakeServer, body: dict[str, Any]) -> web.Response | None:
         return web.json_response({"error": {"message": "no luck today"}}, status=manners.status)
     if manners.fail_every and len(server.requests) % manners.fail_every == 0:
         return web.json_response({"error": {"message": "CUDA error"}}, status=500)
-    if max(body["prompt"]) >= manners.vocabulary:
+    if "prompt" in body and not manners.takes_token_ids:
+        return web.json_response({"detail": [{"msg": "prompt: input should be a valid string"}]}, status=422)
+    if "prompt" in body and max(body["prompt"]) >= manners.vocabulary:
         message = f"Token id {max(body['prompt'])} is out of vocabulary"
         return web.json_response({"error": {"message": message}}, status=400)
     if "stream_options" in body and not manners.knows_stream_options:
@@ -179,12 +213,38 @@ def _refusal(server: FakeServer, body: dict[str, Any]) -> web.Response | None:
     return None
 
 
+def _reset(request: web.Request) -> web.Response:
+    """Close the connection so that its other end sees a reset."""
+    assert request.transport is not None
+    connection = request.transport.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    request.transport.abort()
+    return web.Response()
+
+
+def _prompt_tokens(manners: Manners, body: dict[str, Any]) -> int:
+    if "prompt" in body:
+        return len(body["prompt"]) + manners.added_prompt_tokens
+    words = " ".join(message["content"] for message in body["messages"]).split()
+    return manners.template_tokens + manners.tokens_per_word * len(words)
+
+
+def _delta(manners: Manners, text: str, done: int, tokens: int) -> dict[str, Any]:
+    """What an event of a chat adds: the role first, then half of the tokens as thoughts where it thinks."""
+    if not done:
+        return {"delta": {"role": "assistant", "content": ""}}
+    name = manners.thinks if manners.thinks and done <= tokens // 2 else "content"
+    return {"delta": {name: text} if text else {}}
+
+
 async def _complete(server: FakeServer, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
     manners, options = server.manners, body.get("stream_options", {})
-    prompt, tokens = len(body["prompt"]) + manners.added_prompt_tokens, body["max_tokens"] - manners.forgotten_tokens
+    prompt, tokens = _prompt_tokens(manners, body), body["max_tokens"] - manners.forgotten_tokens
+    chat = "messages" in body
 
-    def usage(done: int) -> dict[str, int]:
-        return {"prompt_tokens": prompt, "total_tokens": prompt + done, "completion_tokens": done}
+    def usage(done: int) -> dict[str, Any]:
+        details = {"prompt_tokens_details": {"cached_tokens": manners.cached_tokens}} if manners.tells_cached else {}
+        return {"prompt_tokens": prompt, "total_tokens": prompt + done, "completion_tokens": done} | details
 
     await asyncio.sleep(manners.prefill_seconds * prompt)
     if not manners.streams:
@@ -199,10 +259,11 @@ async def _complete(server: FakeServer, request: web.Request, body: dict[str, An
 
     def event(text: str, done: int, reason: str | None = None) -> dict[str, Any]:
         content: dict[str, Any] = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": body["model"]}
-        content["choices"] = [{"index": 0, "text": text, "logprobs": None, "finish_reason": reason}]
+        words = _delta(manners, text, done, tokens) if chat else {"text": text}
+        content["choices"] = [{"index": 0, **words, "logprobs": None, "finish_reason": reason}]
         return content | ({"usage": usage(done)} if continuous else {})
 
-    if manners.empty_events:
+    if manners.empty_events or chat:
         await out.send(event("", 0))
     done = 0
     while done < tokens:
@@ -215,12 +276,14 @@ async def _complete(server: FakeServer, request: web.Request, body: dict[str, An
         count = min(manners.tokens_per_event, tokens - done)
         await asyncio.sleep(manners.token_seconds * count)
         done += count
+        server.generated += count
         last = done == tokens and not manners.empty_events
         await out.send(event(" w" * count, done, "length" if last else None))
     if manners.empty_events:
         await out.send(event("", tokens, "length"))
     if manners.sends_usage and options.get("include_usage", False):
         await out.send({"choices": [], "usage": usage(tokens), "system_fingerprint": "vllm-0.32.0-tp2-0123abcd"})
+    server.generated += manners.strange_tokens
     await out.end()
     return response
 

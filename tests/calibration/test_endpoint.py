@@ -5,12 +5,15 @@ from __future__ import annotations
 import pickle
 import socket
 import time
+from pathlib import Path
 
 import pytest
 from fake_server import FakeServer, Manners, metrics_text, serve
 
 from calibration.endpoint import Endpoint, EndpointError, clean_url, discover, server_message
+from calibration.load import play
 from calibration.metrics import MetricsSnapshot, SumCount, only_gauges, parse_metrics
+from simulator.workload import ClosedLoop, Length, Shape, Workload
 
 KEY = "sk-very-secret"
 
@@ -59,6 +62,28 @@ def test_a_server_without_metrics_is_still_an_endpoint() -> None:
     with serve(Manners(shows_metrics=False)) as server:
         found = discover(server.url)
     assert (found.model, found.kv_tokens, found.has_metrics) == ("demo", None, False)
+
+
+def test_a_certificate_that_nobody_vouches_for_is_taken_only_when_asked() -> None:
+    certificate = str(Path(__file__).with_name("self_signed.pem"))
+    with serve(Manners(certificate=certificate)) as server:
+        with pytest.raises(EndpointError, match=r"is its certificate unknown\? \(--insecure takes any\)"):
+            discover(server.url)
+        endpoint = discover(server.url, insecure=True)
+        shape = Shape(Length.fixed(8), Length.fixed(4))
+        level = play(endpoint, Workload(ClosedLoop(1), (shape,), 2))
+    assert endpoint.url.startswith("https://")
+    assert len(level.completed) == 2
+
+
+def test_the_way_to_the_server_is_timed() -> None:
+    with serve() as server:
+        near = discover(server.url).round_trip
+    with serve(Manners(seconds_away=0.03)) as server:
+        far = discover(server.url).round_trip
+    assert near is not None
+    assert far is not None
+    assert near < 0.03 <= far
 
 
 def test_a_model_is_chosen_by_name_and_a_wrong_name_lists_what_is_served() -> None:
@@ -167,7 +192,7 @@ def test_what_is_no_address_is_refused_with_a_hint(written: str, hint: str) -> N
 
 
 def test_a_snapshot_holds_what_the_server_counts() -> None:
-    server = FakeServer("", Manners(cached_tokens=3), running=2, finished=4)
+    server = FakeServer("", Manners(cached_tokens=3), running=2, finished=4, generated=64)
     assert parse_metrics(metrics_text(server)) == MetricsSnapshot(
         running=2,
         waiting=0,
@@ -188,6 +213,7 @@ def test_old_names_are_read_and_missing_ones_are_none() -> None:
     old = parse_metrics(metrics_text(FakeServer("", Manners(old_metrics=True, cached_tokens=3), running=5, finished=1)))
     assert (old.kv_usage, old.prefix_cache_hits) == (0.5, 3)
     assert parse_metrics("") == MetricsSnapshot()
+    assert parse_metrics("vllm:external_prefix_cache_hits_total 7\n").external_prefix_cache_hits == 7
     assert parse_metrics("sglang:num_running_reqs 3\n").running is None
 
 

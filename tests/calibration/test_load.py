@@ -12,26 +12,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fake_server import FakeServer, Manners, serve
+from played_levels import SHORT, closed, measure
 
 from calibration.clients import Job, Progress, Recording, record
 from calibration.dialect import Dialect
 from calibration.endpoint import EndpointError, discover
 from calibration.load import level_of, play
 from calibration.stream import Answer, Patience
-from simulator.run import GAP_COLUMNS, REQUEST_COLUMNS, TIMELINE_COLUMNS, TOKEN_COLUMNS, Level
+from simulator.run import GAP_COLUMNS, RECORD_COLUMNS, REQUEST_COLUMNS, TIMELINE_COLUMNS, TOKEN_COLUMNS, Level
 from simulator.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
-
-SHORT = Patience(connect=1.0, first_token=0.3, next_token=0.3, idle=0.3)
-
-
-def closed(clients: int, requests: int, prompt: int = 64, output: int = 16) -> Workload:
-    return Workload(ClosedLoop(clients), (Shape(Length.fixed(prompt), Length.fixed(output)),), requests)
-
-
-def measure(server: FakeServer, workload: Workload, patience: Patience = SHORT, seed: int = 1) -> Level:
-    """Play in this process, which is quicker than `play` and does the same."""
-    job = Job(discover(server.url), workload, seed, patience=patience, sample_every=0.05)
-    return level_of(job, asyncio.run(record(job, lambda _: None)))
 
 
 def test_a_level_has_the_servers_pace() -> None:
@@ -40,8 +29,8 @@ def test_a_level_has_the_servers_pace() -> None:
         level = play(discover(server.url), closed(2, 6, output=40), sample_every=0.05)
     requests = level.completed
     assert len(requests) == 6
-    assert requests["ttft"].median() == pytest.approx(0.069, abs=0.02)
-    assert requests["tpot"].median() == pytest.approx(0.0055, abs=0.0015)
+    assert requests["ttft"].min() >= 0.069  # more where the machine is busy
+    assert requests["tpot"].min() >= 0.0045  # a first token that is read late shortens the rest
     np.testing.assert_allclose(requests["tpot"], (requests["e2el"] - requests["ttft"]) / 39, atol=1e-8)
     assert level.duration == pytest.approx(3 * requests["e2el"].median(), rel=0.2)
     assert (requests["finish_reason"] == "length").all()
@@ -76,8 +65,10 @@ def test_an_open_loop_sends_at_its_times() -> None:
     workload = replace(closed(1, 20, output=4), arrivals=OpenLoop(100.0, burstiness=float("inf")))
     with serve() as server:
         level = measure(server, workload)
-    np.testing.assert_allclose(level.requests["arrival"], workload.arrival_times(), atol=0.03)
-    assert (level.requests["arrival"].to_numpy() >= workload.arrival_times()).all()
+    times = workload.arrival_times()
+    assert times is not None
+    np.testing.assert_allclose(level.requests["arrival"], times, atol=0.03)
+    assert (level.requests["arrival"].to_numpy() >= times).all()
 
 
 def test_prompts_are_new_every_time_and_end_where_asked() -> None:
@@ -107,7 +98,9 @@ def test_several_tokens_in_an_event_share_the_gap() -> None:
         level = measure(server, closed(1, 2))
     assert level.completed["output_tokens"].tolist() == [16, 16]
     assert set(level.gaps["count"]) == {4}
-    assert level.gaps["gap"].median() == pytest.approx(0.0043, abs=0.001)
+    assert level.tokens is not None
+    between = level.tokens.groupby("request_id")["time"].diff().dropna()
+    np.testing.assert_allclose(level.gaps.sort_values("time")["gap"], between / 4, atol=1e-8)
 
 
 def test_the_first_token_is_the_first_that_is_counted() -> None:
@@ -140,7 +133,8 @@ def test_a_small_vocabulary_gets_small_token_ids() -> None:
         level = measure(server, closed(1, 1))
         assert max(server.requests[-1]["prompt"]) < 512
     assert len(level.completed) == 1
-    with serve(Manners(vocabulary=3)) as server, pytest.raises(EndpointError, match="takes no prompt of token ids"):
+    nothing_else = Manners(vocabulary=3, has_chat=False)
+    with serve(nothing_else) as server, pytest.raises(EndpointError, match="takes no prompt of token ids"):
         measure(server, closed(1, 1))
 
 
@@ -159,7 +153,7 @@ def test_a_proxy_that_buffers_is_refused() -> None:
     ("status", "message"),
     [
         (401, "wants an API key"),
-        (404, "has no /v1/completions for 'demo': no luck today"),
+        (404, "has neither /v1/completions nor /v1/chat/completions for 'demo': no luck today"),
         (429, "limits the rate"),
         (500, r"answers HTTP 500 \(no luck today\)"),
         (503, "is not ready"),
@@ -193,6 +187,8 @@ def test_failures_are_rows_that_touch_no_latency() -> None:
     together = level.tokens.groupby("request_id")["tokens"].first() - 1  # a busy client reads several tokens at once
     assert level.gaps["count"].sum() + together.sum() == 8 * 15
     assert "4 of 12 requests failed: http 500 (4); the first said: CUDA error" in level.notes
+    assert level.records is not None
+    assert (level.records["detail"] == "CUDA error").sum() == 4
 
 
 def after_the_trial(server: FakeServer, workload: Workload, **manners: object) -> Level:
@@ -209,6 +205,23 @@ def test_a_stream_that_dies_is_broken() -> None:
     assert level.requests["error"].tolist() == ["stream broken"] * 2
     assert level.requests["output_tokens"].tolist() == [5, 5]
     assert level.gaps.empty
+
+
+def test_a_connection_that_is_reset_is_told_from_a_stream_that_breaks() -> None:
+    with serve() as server:
+        level = after_the_trial(server, closed(1, 2), resets=True)
+    assert level.requests["error"].tolist() == ["connection reset"] * 2
+    assert len(server.requests) == 2  # and none was sent again
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 429, 503])
+def test_refusals_are_counted_by_their_status(status: int) -> None:
+    with serve() as server:
+        level = after_the_trial(server, closed(1, 3), status=status)
+    assert level.requests["error"].tolist() == [f"http {status}"] * 3
+    assert len(server.requests) == 3
+    assert level.completed.empty
+    assert level.intervals == {}
 
 
 @pytest.mark.parametrize("tokens", [0, 5])
@@ -237,12 +250,14 @@ def test_a_server_that_goes_away_leaves_failures() -> None:
 
 def test_wrong_counts_are_errors() -> None:
     with serve(Manners(added_prompt_tokens=6)) as server:
-        assert set(measure(server, closed(1, 2)).requests["error"]) == {"prompt tokens 70 instead of 64"}
+        level = measure(server, closed(1, 2))
+    assert set(level.requests["error"]) == {"prompt miscounted"}
+    assert level.notes[0].endswith("the first said: 70 tokens instead of 64")
     with serve(Manners(forgotten_tokens=2)) as server:
         level = measure(server, closed(1, 2))
-    assert set(level.requests["error"]) == {"output tokens 14 instead of 16"}
+    assert set(level.requests["error"]) == {"ended early"}
     assert level.completed.empty
-    assert level.notes[0].startswith("2 of 2 requests failed: output tokens 14 instead of 16 (2)")
+    assert level.notes[0] == "2 of 2 requests failed: ended early (2); the first said: 14 tokens instead of 16"
 
 
 def test_events_cut_anywhere_lose_nothing() -> None:
@@ -296,34 +311,18 @@ def test_waiting_requests_hold_no_active_tokens() -> None:
     assert level_of(job, seen).timeline["active_tokens"].tolist() == [100 + 2 + 200]
 
 
-def test_other_traffic_is_noticed() -> None:
-    with serve(Manners(strangers=2)) as server:
-        level = measure(server, closed(1, 3))
-    assert "other traffic: the server finished 6 requests that were not ours" in level.notes
-    with serve() as server:
-        server.running = 1  # somebody else's
-        level = measure(server, closed(1, 1))
-        assert any("busy when the level began" in note for note in level.notes)
-    with serve() as server:
-        assert not any("traffic" in note for note in measure(server, closed(1, 3)).notes)
-
-
-def test_hits_of_the_prefix_cache_are_noticed() -> None:
-    with serve(Manners(cached_tokens=32)) as server:
-        level = measure(server, closed(1, 3))
-    assert "96 prompt tokens came from the prefix cache" in level.notes
-
-
-def test_a_client_that_is_too_slow_says_so() -> None:
-    answers = [Answer(0, 64, 3, 0.0, sent=0.0, ended=1.0, arrivals=[(0.1, 1), (0.11, 2), (0.12, 3)])]
-    with serve() as server:
-        job = Job(discover(server.url), closed(1, 1), 1)
-    late = Recording(Dialect(), answers=answers, loop_lags=[0.004] * 100)
-    assert any(note.startswith("client-bound") for note in level_of(job, late).notes)
-    busy = Recording(Dialect(), answers=answers, loop_lags=[0.0005] * 100, cpu_share=0.9)
-    assert any(note.startswith("client-bound: the load generator used 90%") for note in level_of(job, busy).notes)
-    fast = Recording(Dialect(), answers=answers, loop_lags=[0.0005] * 100, cpu_share=0.1)
-    assert not any(note.startswith("client-bound") for note in level_of(job, fast).notes)
+def test_every_request_is_recorded_with_its_times_and_counts() -> None:
+    with serve(Manners(prefill_seconds=0.001, token_seconds=0.005)) as server:
+        level = measure(server, closed(2, 6))
+    records = level.records
+    assert records is not None
+    assert {name: str(kind) for name, kind in records.dtypes.items()} == RECORD_COLUMNS
+    assert records["sent"].tolist() == level.requests["arrival"].tolist()
+    times = records[["scheduled", "sent", "headers", "ended"]].to_numpy()
+    assert (np.diff(times, axis=1) >= 0).all()
+    assert (records["headers"] <= records["sent"] + level.requests["ttft"]).all()
+    assert records["counted_prompt_tokens"].tolist() == records["asked_prompt_tokens"].tolist() == [64] * 6
+    assert records["counted_output_tokens"].tolist() == records["asked_output_tokens"].tolist() == [16] * 6
 
 
 def test_progress_is_told_as_it_comes() -> None:

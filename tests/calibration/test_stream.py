@@ -112,5 +112,42 @@ def test_an_error_within_the_stream_is_the_servers() -> None:
     assert read(b"data: oops\n\n", END).error == "not JSON"
 
 
+def chat(delta: dict[str, Any], reason: str | None = None, tokens: int | None = None) -> bytes:
+    content: dict[str, Any] = {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
+    if tokens is not None:
+        content["usage"] = {"prompt_tokens": 64, "completion_tokens": tokens}
+    return f"data: {json.dumps(content)}\n\n".encode()
+
+
+ROLE = {"role": "assistant", "content": ""}
+
+
+def test_a_chat_streams_thoughts_words_and_calls_and_each_is_a_token() -> None:
+    call = {"tool_calls": [{"function": {"arguments": "{"}}]}
+    deltas: list[dict[str, Any]] = [{"reasoning_content": "hm"}, {"reasoning": "ah"}, {"content": " w"}, call]
+    answer = read(chat(ROLE), *[chat(delta) for delta in deltas], chat({}, "length"), usage(4), END)
+    assert answer.arrivals == [(2.0, 1), (3.0, 2), (4.0, 3), (5.0, 4)]
+    assert (answer.finish_reason, answer.counted_output, answer.error) == ("length", 4, "")
+
+
+def test_a_chats_first_event_names_the_role_and_is_no_token() -> None:
+    assert read(chat(ROLE, tokens=0), chat({"content": "w"}, tokens=2), chat({}, "length", 2), END).arrivals == [
+        (2.0, 2)
+    ]
+    together = read(chat({"role": "assistant", "content": "w"}), chat({"content": "w"}, "length"), END)
+    assert together.arrivals == [(1.0, 1), (2.0, 2)]
+
+
+def test_a_chats_token_without_letters_counts() -> None:
+    """Half a character is a token whose text comes with the next one."""
+    answer = read(chat(ROLE), chat({"content": ""}), chat({"content": "é"}), chat({}, "length"), usage(2), END)
+    assert answer.arrivals == [(2.0, 1), (3.0, 2)]
+
+
+def test_cached_tokens_of_the_prompt_are_kept() -> None:
+    details = b'data: {"choices":[],"usage":{"prompt_tokens":64,"prompt_tokens_details":{"cached_tokens":48}}}\n\n'
+    assert read(event(1, reason="length"), details, END).cached_prompt == 48
+
+
 def test_the_fingerprint_is_kept() -> None:
     assert read(event(1, reason="length"), b'data: {"choices":[],"system_fingerprint":"vllm-tp2"}\n\n', END).fingerprint
