@@ -6,18 +6,28 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 
-from calibration.step_fit import HOST_TERMS, SERIAL_SHARE, FitError, StepTimeFit, fit_step_time, observations
-from calibration.validate import validate
+from calibration.refine import HOST_FIELDS, Refinement, refine
+from calibration.roofline import server_priors
+from calibration.step_fit import Coefficient as FittedCoefficient
+from calibration.step_fit import FitError, StepTimeFit, fit_step_time
+from calibration.step_rows import observations
+from calibration.validate import noise_floor, validate
 from simulator.engine_flags import EngineFlags
 from simulator.profile import Coefficient, Coefficients, LevelErrors, MeasuredRange, Profile, Provenance
 from simulator.run import Level, Run
 
-REPORTED = ("output_throughput", "p50_ttft", "p99_ttft", "p50_tpot", "p50_itl", "p99_itl", "p50_e2el")
+REPORTED = (
+    "output_throughput",
+    *(f"{percentile}_ttft" for percentile in ("p50", "p90", "p99")),
+    "p50_tpot",
+    *(f"{percentile}_{latency}" for latency in ("itl", "e2el") for percentile in ("p50", "p90", "p99")),
+)
+NOTABLE = 0.1  # standard errors; a smaller move by the second stage is not worth a note
 INTERVAL = 1.645  # standard errors on either side for 90 % confidence
 
 
 def fit_profile(run: Run, flags: EngineFlags, *, hold_out: Sequence[int] = (), name: str = "") -> Profile:
-    """Fit a measured run of a server with `flags`.
+    """Fit a measured run of a server with `flags`: its steps first, then its percentiles with the simulator.
 
     Closed-loop levels whose concurrency is in `hold_out` do not enter the fit; their prediction errors judge it.
     Raises `FitError` if the run holds too little.
@@ -26,7 +36,8 @@ def fit_profile(run: Run, flags: EngineFlags, *, hold_out: Sequence[int] = (), n
     used = [level for level in run.levels if not _held_out(level, hold_out)]
     if not used:
         raise FitError("every level is held out; leave some to fit")
-    fit = fit_step_time(used, flags)
+    fit = fit_step_time(used, flags, server_priors(run.server))
+    refined = refine(fit, used, flags)
     server = run.server
     profile = Profile(
         name=name or str(server.get("model", "server")),
@@ -35,11 +46,10 @@ def fit_profile(run: Run, flags: EngineFlags, *, hold_out: Sequence[int] = (), n
         engine_version=flags.engine_version,
         kv_bytes_per_token=_positive_int(server.get("kv_bytes_per_token")),
         engine_flags=flags,
-        coefficients=_coefficients(fit),
-        measured_range=_measured_range(used, flags, fit),
-        assumed=[
-            f"{SERIAL_SHARE:.0%} of the host time of a request is spent in the API server one request after the other"
-        ],
+        coefficients=_coefficients(refined, fit),
+        measured_range=_measured_range(used, flags, refined),
+        noise={metric: round(value, 5) for metric, value in noise_floor(run.levels).items()},
+        assumed=_assumed(refined),
         provenance=Provenance(
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             capsim_version=_capsim_version(),
@@ -47,6 +57,13 @@ def fit_profile(run: Run, flags: EngineFlags, *, hold_out: Sequence[int] = (), n
         ),
     )
     return profile.model_copy(update={"fit": _errors(run, used, profile), "hold_out": _errors(run, kept_out, profile)})
+
+
+def _assumed(refined: Refinement) -> list[str]:
+    if refined.share_is_measured or refined.coefficients["per_request"].dropped:
+        return []
+    share = refined.serial_share.value
+    return [f"{share:.0%} of the host time of a request is spent in the API server one request after the other"]
 
 
 def _positive_int(value: object) -> int | None:
@@ -58,40 +75,38 @@ def _held_out(level: Level, hold_out: Sequence[int]) -> bool:
     return level.workload.concurrency in hold_out and level.workload.concurrency != 1
 
 
-def _coefficients(fit: StepTimeFit) -> Coefficients:
-    step_time = {
-        name: _coefficient(item.value, item.stderr, item.dropped)
-        for name, item in fit.coefficients.items()
-        if name not in HOST_TERMS
-    }
-    host = fit.coefficients["per_request"]
-    shares = {"per_request": 1 - SERIAL_SHARE, "per_request_serial": SERIAL_SHARE}
-    host_time = {
-        name: _coefficient(share * host.value, share * host.stderr, host.dropped) for name, share in shares.items()
-    }
-    prompt = fit.coefficients["per_prompt_token"]
-    host_time["per_prompt_token"] = _coefficient(prompt.value, prompt.stderr, prompt.dropped)
-    noise = [_rounded(value) for value in fit.gap_noise]
-    return Coefficients(step_time=step_time, host_time=host_time, gap_noise=noise, correlations=_correlations(fit))
+def _coefficients(refined: Refinement, fit: StepTimeFit) -> Coefficients:
+    terms = {name: _coefficient(item, _note(refined, name)) for name, item in refined.coefficients.items()}
+    assumed = {name: {"origin": "assumed", "note": source} for name, source in fit.held.items()}
+    if not refined.share_is_measured:
+        assumed |= {name: {"origin": "assumed"} for name in ("per_request", "per_request_serial")}
+    terms |= {name: terms[name].model_copy(update=update) for name, update in assumed.items()}
+    pairs = [(one, other, round(value, 3)) for one, other, value in refined.correlations if abs(value) >= 0.01]
+    return Coefficients(
+        step_time={name: term for name, term in terms.items() if name not in HOST_FIELDS},
+        host_time={name: term for name, term in terms.items() if name in HOST_FIELDS},
+        gap_noise=[_rounded(value) for value in fit.gap_noise],
+        correlations=pairs,
+    )
 
 
-def _correlations(fit: StepTimeFit) -> list[tuple[str, str, float]]:
-    """Those that matter. Both parts of a request's host time are one fitted number, so they move together."""
-    pairs = [(one, other, round(value, 3)) for one, other, value in fit.correlations if abs(value) >= 0.01]
-    twins = [(_serial(one), _serial(other), value) for one, other, value in pairs if "per_request" in (one, other)]
-    together = [] if fit.coefficients["per_request"].dropped else [("per_request", "per_request_serial", 1.0)]
-    return [*pairs, *twins, *together]
-
-
-def _serial(name: str) -> str:
-    return "per_request_serial" if name == "per_request" else name
-
-
-def _coefficient(value: float, stderr: float, dropped: bool) -> Coefficient:
-    if dropped:
+def _coefficient(item: FittedCoefficient, note: str) -> Coefficient:
+    if item.dropped:
         return Coefficient(value=0.0, note="not told from zero by these measurements")
-    low, high = max(0.0, value - INTERVAL * stderr), value + INTERVAL * stderr
-    return Coefficient(value=_rounded(value), stderr=_rounded(stderr), low=_rounded(low), high=_rounded(high))
+    low, high = max(0.0, item.value - INTERVAL * item.stderr), item.value + INTERVAL * item.stderr
+    return Coefficient(
+        value=_rounded(item.value), stderr=_rounded(item.stderr), low=_rounded(low), high=_rounded(high), note=note
+    )
+
+
+def _note(refined: Refinement, name: str) -> str:
+    """What the second stage did to a coefficient."""
+    if name in ("per_request", "per_request_serial"):
+        if not refined.share_is_measured:
+            return "the measured sum, split as assumed: these levels do not show how"
+        return "the measured sum, split by the percentiles"
+    by = refined.moved.get(name, 0.0)
+    return f"moved by the percentiles, {by:+.1f} standard errors of the steps" if abs(by) >= NOTABLE else ""
 
 
 def _rounded(seconds: float) -> float:
@@ -99,10 +114,9 @@ def _rounded(seconds: float) -> float:
     return float(f"{seconds:.6g}")
 
 
-def _measured_range(levels: Sequence[Level], flags: EngineFlags, fit: StepTimeFit) -> MeasuredRange:
+def _measured_range(levels: Sequence[Level], flags: EngineFlags, fit: Refinement) -> MeasuredRange:
     """The conditions that the observations cover."""
-    rows = observations(levels, flags, fit.host_time.per_request_serial).terms
-    sequences, chunk = rows[:, 1] / rows[:, 0], rows[:, 3] / rows[:, 0]
+    seen = observations(levels, flags, fit.host_time.per_request_serial)
     prompts = [int(size) for level in levels for size in level.completed["prompt_tokens"]]
     totals = [
         int(size) for level in levels for size in (level.completed["prompt_tokens"] + level.completed["output_tokens"])
@@ -110,9 +124,9 @@ def _measured_range(levels: Sequence[Level], flags: EngineFlags, fit: StepTimeFi
     clients = [level.workload.concurrency or 1 for level in levels]
     return MeasuredRange(
         concurrency=(min(clients), max(clients)),
-        sequences=(1, max(1, round(float(sequences.max())))),
+        sequences=(1, max(1, seen.most_sequences)),
         context_tokens=(min(prompts), max(totals)),
-        prompt_chunk_tokens=(min(*prompts, flags.max_num_batched_tokens), max(1, round(float(chunk.max())))),
+        prompt_chunk_tokens=(min(*prompts, flags.max_num_batched_tokens), max(1, seen.most_prompt_tokens)),
     )
 
 

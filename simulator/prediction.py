@@ -10,13 +10,13 @@ from simulator.engine_flags import EngineFlags
 from simulator.engine_rules import version_note
 from simulator.profile import Profile
 from simulator.run import Level, Run
-from simulator.uncertainty import intervals
-from simulator.workload import Workload
+from simulator.uncertainty import intervals, widening
+from simulator.workload import Load
 
 
 def predict(
     profile: Profile,
-    workloads: Sequence[Workload],
+    workloads: Sequence[Load],
     flags: EngineFlags | None = None,
     on_level: Callable[[int], None] | None = None,
     with_intervals: bool = False,
@@ -34,11 +34,17 @@ def predict(
         level.notes += profile.outside_range(workload, flags, _peak_running(level))
         level.notes += [note] if (note := version_note(flags.engine_version)) else []
         if with_intervals:
-            level.intervals = intervals(profile, workload, flags)
+            level.intervals = intervals(profile, workload, flags, level)
+            wider = widening(profile, workload, flags, level)
+            level.notes += [_widened(wider)] if level.intervals and wider > 1 else []
         levels.append(level)
         if on_level is not None:
             on_level(len(levels))
     return Run("simulated", levels, _server(profile, flags))
+
+
+def _widened(factor: float) -> str:
+    return f"so far outside, intervals take the model's own error {factor:.1f} times"
 
 
 def _peak_running(level: Level) -> int:

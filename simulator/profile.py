@@ -5,10 +5,11 @@ A YAML file that people read and keep under version control. Times are seconds, 
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import yaml
 from pydantic import (
@@ -24,7 +25,7 @@ from pydantic import (
 from simulator.engine_flags import EngineFlags, FlagError
 from simulator.step_time import HostTime, StepTime
 from simulator.vllm_flags import change_flags, parse_flags
-from simulator.workload import Workload
+from simulator.workload import Load
 from simulator.yaml_file import DocumentError, KeyProblem, Section, read_yaml, suggestion
 
 # flags that a profile must state: a default would make up a server
@@ -186,6 +187,9 @@ class Profile(Section):
     measured_range: MeasuredRange
     fit: list[LevelErrors] = Field(default_factory=list)
     hold_out: list[LevelErrors] = Field(default_factory=list)
+    noise: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default_factory=dict, description="range of a metric over repeats of a level by its mean, 0.02 for 2 %"
+    )
     assumed: list[str] = Field(default_factory=list)
     provenance: Provenance = Field(default_factory=Provenance)
 
@@ -211,6 +215,8 @@ class Profile(Section):
             for coefficient in terms.values():
                 if not coefficient["note"]:
                     del coefficient["note"]
+        if not data["noise"]:
+            del data["noise"]
         header = f"# capsim profile of {self.name}; times in seconds, lengths in tokens\n"
         return header + yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
@@ -228,37 +234,62 @@ class Profile(Section):
         return change_flags(self.engine_flags, changes, self.kv_bytes_per_token)
 
     def outside_range(
-        self, workload: Workload, flags: EngineFlags | None = None, peak_running: int | None = None
+        self, workload: Load, flags: EngineFlags | None = None, peak_running: int | None = None
     ) -> list[str]:
         """What of `workload` lies outside the measured conditions, a sentence each.
 
         `flags` default to the profile's. `peak_running` is the largest number of requests that ran at once; without it,
         an open loop is not judged by it.
         """
-        flags, measured = flags or self.engine_flags, self.measured_range
-        clients = workload.concurrency
+        return [str(condition) for condition in self._outside(workload, flags or self.engine_flags, peak_running)]
+
+    def doublings_outside(
+        self, workload: Load, flags: EngineFlags | None = None, peak_running: int | None = None
+    ) -> float:
+        """How often the conditions of `outside_range` double, or halve, beyond the measured range, summed up."""
+        outside = self._outside(workload, flags or self.engine_flags, peak_running)
+        return sum(condition.doublings for condition in outside)
+
+    def _outside(self, workload: Load, flags: EngineFlags, peak_running: int | None) -> list[Outside]:
+        measured, clients, found = self.measured_range, workload.concurrency, []
         if clients is not None:
-            sentences = _outside("concurrency", clients, measured.concurrency)
+            found = _outside("concurrency", clients, measured.concurrency)
             peak_running = peak_running or min(clients, flags.max_num_seqs, workload.num_prompts)
-        else:
-            sentences = []
-        if peak_running is not None and not sentences:
-            sentences += _above("sequences in a step", peak_running, measured.sequences)
-        longest = max(shape.input_len.high + shape.output_len.high for shape in workload.shapes)
-        sentences += _above("tokens of a request", longest, measured.context_tokens)
-        chunk = min(max(shape.input_len.high for shape in workload.shapes), flags.max_num_batched_tokens)
-        sentences += _outside("prompt tokens in a step", chunk, measured.prompt_chunk_tokens)
-        return sentences
+        if peak_running is not None and not found:
+            found += _above("sequences in a step", peak_running, measured.sequences)
+        prompt, longest = workload.longest()
+        found += _above("tokens of a request", longest, measured.context_tokens)
+        chunk = min(prompt, flags.max_num_batched_tokens)
+        found += _outside("prompt tokens in a step", chunk, measured.prompt_chunk_tokens)
+        return found
 
 
-def _outside(what: str, value: int, measured: tuple[int, int]) -> list[str]:
+class Outside(NamedTuple):
+    """A condition of a load beyond the measured range."""
+
+    what: str
+    value: int
+    measured: tuple[int, int]
+
+    @property
+    def doublings(self) -> float:
+        """How often the end of the range must be doubled, or halved, to reach the value."""
+        low, high = self.measured
+        return abs(math.log2(self.value / (high if self.value > high else low)))
+
+    def __str__(self) -> str:
+        low, high = self.measured
+        return f"{self.what} {self.value:,}, measured {low:,} to {high:,}"
+
+
+def _outside(what: str, value: int, measured: tuple[int, int]) -> list[Outside]:
     if value < measured[0]:
-        return [f"{what} {value:,}, measured {measured[0]:,} to {measured[1]:,}"]
+        return [Outside(what, value, measured)]
     return _above(what, value, measured)
 
 
-def _above(what: str, value: int, measured: tuple[int, int]) -> list[str]:
-    return [f"{what} {value:,}, measured {measured[0]:,} to {measured[1]:,}"] if value > measured[1] else []
+def _above(what: str, value: int, measured: tuple[int, int]) -> list[Outside]:
+    return [Outside(what, value, measured)] if value > measured[1] else []
 
 
 class _Dumper(yaml.SafeDumper):

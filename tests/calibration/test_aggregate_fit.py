@@ -2,8 +2,9 @@
 
 import pytest
 
-from calibration.aggregate_fit import Figure, figure_of, fit_figures
+from calibration.aggregate_fit import fit_figures
 from calibration.roofline import Prior
+from calibration.trial import Figure, figure_of
 from simulator.engine import simulate_level
 from simulator.engine_flags import EngineFlags
 from simulator.step_time import HostTime, StepTime
