@@ -23,8 +23,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from calibration.aggregate_fit import HOST_TERMS, AggregateFit, Figure, figure_of, fit_figures
+from calibration.aggregate_fit import HOST_TERMS, AggregateFit, fit_figures
 from calibration.roofline import GpuFacts, ModelFacts, Prior, roofline_priors
+from calibration.trial import Figure, figure_of
 from simulator.engine import simulate_level
 from simulator.engine_flags import EngineFlags
 from simulator.profile import Coefficient, Coefficients, LevelErrors, MeasuredRange, Profile, Provenance

@@ -154,17 +154,24 @@ def _number(text: str) -> int:
     return int(text) if text.isdecimal() else -1
 
 
-def fetch(url: str, *, headers: dict[str, str] | None = None, timeout: float = 10.0) -> tuple[str | None, str]:
-    """What `url` answers; None and the reason where it does not. `timeout` in seconds."""
+def fetch(
+    url: str, *, headers: dict[str, str] | None = None, timeout: float = 10.0, insecure: bool = False
+) -> tuple[str | None, str]:
+    """What `url` answers; None and the reason where it does not.
+
+    `timeout` in seconds; `insecure` takes any certificate.
+    """
     with ThreadPoolExecutor(1) as thread:  # a thread of its own: a notebook has an event loop already
-        return thread.submit(asyncio.run, _fetch(url, headers or {}, timeout)).result()
+        return thread.submit(asyncio.run, _fetch(url, headers or {}, timeout, insecure)).result()
 
 
-async def _fetch(url: str, headers: dict[str, str], timeout: float) -> tuple[str | None, str]:
+async def _fetch(url: str, headers: dict[str, str], timeout: float, insecure: bool) -> tuple[str | None, str]:
     limits = aiohttp.ClientTimeout(total=timeout)
     try:
         async with (
-            aiohttp.ClientSession(headers=headers, timeout=limits) as session,
+            aiohttp.ClientSession(
+                headers=headers, timeout=limits, connector=aiohttp.TCPConnector(ssl=not insecure)
+            ) as session,
             session.get(url, allow_redirects=False) as response,
         ):
             if response.status != 200:

@@ -7,8 +7,10 @@ another GPU term by term. What launches kernels or runs on the host has no roofl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from simulator.gpus import GpuError, find_gpu
 from simulator.step_time import StepTime
 
 
@@ -86,6 +88,9 @@ class Efficiency:
     attention: float = 0.7
 
 
+KV_SHARE, KV_DOUBT = 0.85, 0.2  # of the bandwidth, on a card that nobody has measured, and its relative uncertainty
+
+
 @dataclass(frozen=True)
 class Prior:
     """What is believed of a coefficient before measuring: seconds, a relative standard deviation, and the reason."""
@@ -122,3 +127,19 @@ def roofline_priors(model: ModelFacts, gpu: GpuFacts, efficiency: Efficiency | N
             bound.per_prefill_attention, 0.30, f"attention at {share.attention:.0%} of the {gpu.name}'s dense rate"
         ),
     }
+
+
+def server_priors(server: Mapping[str, object]) -> dict[str, Prior]:
+    """What is known of a measured server's coefficients from the GPU and the KV cache that it tells of, if it does.
+
+    `server` is that of a `simulator.run.Run`. A KV token's cost is what short requests of one length cannot tell.
+    """
+    kv_bytes, name = server.get("kv_bytes_per_token"), server.get("gpu")
+    if not isinstance(kv_bytes, int) or kv_bytes <= 0 or not name or server.get("tensor_parallel_size", 1) != 1:
+        return {}
+    try:
+        gpu = find_gpu(str(name))
+    except GpuError:
+        return {}
+    source = f"KV cache read at {KV_SHARE:.0%} of the {gpu.name}'s bandwidth"
+    return {"per_kv_token": Prior(kv_bytes / (gpu.memory_bandwidth * KV_SHARE), KV_DOUBT, source)}

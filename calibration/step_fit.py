@@ -1,41 +1,40 @@
-"""Fits the step-time model to measured steps and to the first tokens of prompts that ran alone.
+"""Fits the step-time model to measured steps and to prompts that ran alone.
 
-Every observation is linear in the coefficients: a step's duration, or the time to the first token of a request that had
-the engine to itself, which is host time plus one step for each chunk of its prompt. So this is least squares with
-non-negative coefficients, made robust against the odd late packet, each kind of observation weighed by its own noise.
+Every observation is linear in the coefficients, see `calibration.step_rows`, so this is least squares with non-negative
+coefficients, made robust against the odd late packet, each kind of observation weighed by its own noise. A rare term
+that the data do not tell from zero is dropped; one of which they tell less than a prior does is held at that prior.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
-from scipy.optimize import lsq_linear
 
-from calibration.steps import reconstruct, stream_gaps, streams
+from calibration.robust_fit import Belief, Solution, covariance, solve, weighted
+from calibration.roofline import Prior
+from calibration.step_rows import DECODE, HOST_TERMS, KINDS, LONE, TERMS, Observations, observations
+from calibration.steps import reconstruct, stream_gaps
+from simulator.cuda_graphs import DecodeGraphs
 from simulator.engine_flags import EngineFlags
 from simulator.run import Level
 from simulator.step_time import NOISE_PERCENTILES, HostTime, StepTime
 
-TERMS = (
-    "constant",
-    "per_sequence",
-    "per_kv_token",
-    "per_prefill_token",
-    "per_prefill_attention",
-    "mixed_per_sequence",
-    "per_request",
-    "per_prompt_token",
+# Terms that most servers do not show: dropped unless they are this many standard errors above zero. The others are
+# never dropped, however vague: two of them may share what only their sum tells, and dropping one would give the other
+# all of it and a small error.
+RARE = {"mixed_per_sequence", "per_padded_sequence", "without_graph", "per_prompt_token"}
+SIGNIFICANT = 3.0
+OVERLAPPING = 2.0  # standard errors that `weights` must be above zero, besides what it improves
+IMPROVEMENT = (
+    10.0  # variances of the noise by which the squared misses must shrink for `weights`: a Bayes factor of 150
 )
-HOST_TERMS = ("per_request", "per_prompt_token")
-NEEDED = {"constant", "per_prefill_token"}  # never dropped: a step takes time and prompts cost something
-SIGNIFICANT = 2.0  # standard errors below which a term is dropped
-HUBER = 1.5  # residuals beyond this many standard deviations count less
+KNEES = np.geomspace(8.0, 4096.0, 28)  # tokens that take as long to compute as the weights to read
+REFINEMENTS = 10  # of the best knee
 SERIAL_SHARE = 0.5  # of the 8 ms for 1,024 token ids on vLLM 0.32, 4 ms passed between sending and the first step
-MINUTE = 1e-30  # s^2, a variance that no measurement has
+LEAST_VARIANCE = 1e-30  # s^2, a variance that no measurement has
 LEAST_GAPS = 1000  # of a level, for the percentiles of their noise
 REQUEST_DELAY = 0.004  # s, a first guess; the fit gives a better one and the steps are reconstructed with it again
 
@@ -61,7 +60,8 @@ class StepTimeFit:
 
     `noise` is the robust standard deviation of the residuals in seconds, by kind of observation; `observations` their
     number. `gap_noise` are the percentiles of single token gaps about the fitted step, see `HostTime`. `correlations`
-    are those of the errors of every pair of coefficients that were kept.
+    are those of the errors of every pair of coefficients that were kept. `held` are the terms that the data leave at
+    their prior, each with the prior's source.
     """
 
     coefficients: dict[str, Coefficient]
@@ -69,6 +69,7 @@ class StepTimeFit:
     observations: dict[str, int]
     gap_noise: tuple[float, ...] = ()
     correlations: tuple[tuple[str, str, float], ...] = ()
+    held: dict[str, str] = field(default_factory=dict)
 
     @property
     def step_time(self) -> StepTime:
@@ -87,22 +88,18 @@ class StepTimeFit:
         )
 
 
-@dataclass(frozen=True)
-class Observations:
-    """Design matrix (rows x `TERMS`), seconds, and the kind of every row."""
+def fit_step_time(
+    levels: Sequence[Level], flags: EngineFlags, priors: Mapping[str, Prior] | None = None
+) -> StepTimeFit:
+    """Fit to measured levels. Raises `FitError` if they hold too little.
 
-    terms: Array
-    seconds: Array
-    kinds: npt.NDArray[np.str_]
-
-
-def fit_step_time(levels: Sequence[Level], flags: EngineFlags) -> StepTimeFit:
-    """Fit to measured levels. Raises `FitError` if they hold too little."""
+    `priors` tell of some coefficients what is believed of them, as `calibration.roofline.roofline_priors` does; they
+    count only for those that the data tell less about.
+    """
     delay = REQUEST_DELAY
     fit = None
     for _ in range(2):
-        observed = observations(levels, flags, delay)
-        fit = _solve(observed)
+        fit = _fit(observations(levels, flags, delay), priors or {})
         delay = fit.host_time.per_request_serial
     assert fit is not None
     return replace(fit, gap_noise=_gap_noise(levels, flags, fit))
@@ -111,120 +108,164 @@ def fit_step_time(levels: Sequence[Level], flags: EngineFlags) -> StepTimeFit:
 def _gap_noise(levels: Sequence[Level], flags: EngineFlags, fit: StepTimeFit) -> tuple[float, ...]:
     """Percentiles of what single gaps of decode steps add to the fitted duration, about zero; levels count alike."""
     found = []
+    graphs, step_time = DecodeGraphs(flags), fit.step_time
     for level in levels:
         steps = reconstruct(level, flags, fit.host_time.per_request_serial)
-        told = fit.step_time.constant + steps["sequences"] * fit.step_time.per_sequence
-        told += steps["kv_tokens"] * fit.step_time.per_kv_token
+        told = np.array(
+            [
+                step_time.duration(sequences, kv_tokens) + step_time.graph_cost(graphs.padding(sequences))
+                for sequences, kv_tokens in zip(steps["sequences"].tolist(), steps["kv_tokens"].tolist(), strict=True)
+            ]
+        )
         gaps = stream_gaps(level, steps)
         decode = (steps["prefill_tokens"] == 0).to_numpy()[gaps["step"]]
-        added = gaps["gap"][decode] - told.to_numpy()[gaps["step"][decode]]
+        added = gaps["gap"][decode] - told[gaps["step"][decode]]
         if len(added) >= LEAST_GAPS:
             found.append(np.percentile(added - added.mean(), NOISE_PERCENTILES))
     return tuple(float(value) for value in np.mean(found, axis=0)) if found else ()
 
 
-def observations(levels: Sequence[Level], flags: EngineFlags, request_delay: float) -> Observations:
-    """Steps and lone first tokens of all levels."""
-    tables = [reconstruct(level, flags, request_delay) for level in levels]
-    steps = pd.concat(tables, ignore_index=True)
-    mixed = (steps["prefill_tokens"] > 0).to_numpy()
-    rows = np.column_stack(
-        [
-            np.ones(len(steps)),
-            steps["sequences"],
-            steps["kv_tokens"],
-            steps["prefill_tokens"],
-            steps["prefill_attention"],
-            np.where(mixed, steps["sequences"], 0),
-            np.zeros(len(steps)),
-            np.zeros(len(steps)),
-        ]
-    )
-    lone = [row for level in levels for row in lone_first_tokens(level, flags)]
-    lone_rows = np.array([terms for terms, _ in lone], dtype=np.float64).reshape(-1, len(TERMS))
-    return Observations(
-        terms=np.vstack([rows, lone_rows]),
-        seconds=np.concatenate([steps["duration"].to_numpy(), np.array([seconds for _, seconds in lone])]),
-        kinds=np.concatenate([np.where(mixed, "mixed steps", "decode steps"), np.full(len(lone), "lone prompts")]),
-    )
+@dataclass(frozen=True)
+class _Trial:
+    """A fit with some of the terms. `knee` as in `Observations.design`; `names` include ``weights`` if it is given."""
+
+    names: list[str]
+    values: dict[str, float]
+    covariance: Array
+    solution: Solution
+    knee: float | None
+    held: frozenset[str]
+
+    @property
+    def errors(self) -> dict[str, float]:
+        variances = np.maximum(np.diag(self.covariance), LEAST_VARIANCE)
+        return dict(zip(self.names, np.sqrt(variances).tolist(), strict=True))
+
+    def strength(self, name: str) -> float:
+        """Value in standard errors, as a share of what a rare term must have to be kept."""
+        return self.values[name] / (SIGNIFICANT * self.errors[name])
 
 
-def lone_first_tokens(level: Level, flags: EngineFlags) -> list[tuple[tuple[float, ...], float]]:
-    """TTFT of every request that met an idle engine, as a row of terms and seconds."""
-    sent = streams(level)
-    found = []
-    busy_until = -np.inf
-    for number, stream in enumerate(sent):
-        first, last = stream.times[0], stream.times[-1]
-        next_sent = sent[number + 1].sent if number + 1 < len(sent) else np.inf
-        if stream.sent >= busy_until and next_sent >= first:
-            found.append((_prompt_terms(stream.prompt_tokens, flags.max_num_batched_tokens), first - stream.sent))
-        busy_until = max(busy_until, last)
-    return found
-
-
-def _prompt_terms(prompt: int, budget: int) -> tuple[float, ...]:
-    """A prompt alone: chunks of the whole token budget, one step each."""
-    chunks = -(-prompt // budget)
-    return (chunks, chunks, 0.0, prompt, prompt * prompt / 2, chunks, 1.0, prompt)
-
-
-def _solve(observed: Observations) -> StepTimeFit:
-    """Robust non-negative least squares; terms that the data cannot tell from zero are dropped one by one."""
+def _fit(observed: Observations, priors: Mapping[str, Prior]) -> StepTimeFit:
     _check(observed)
-    kept = [name for name in TERMS if observed.terms[:, TERMS.index(name)].any()]
-    while True:
-        values, covariance, scales = _robust(observed, [TERMS.index(name) for name in kept])
-        errors = np.sqrt(np.maximum(np.diag(covariance), MINUTE))
-        weakest = min(
-            (name for name in kept if name not in NEEDED),
-            key=lambda name: values[kept.index(name)] / errors[kept.index(name)],
-            default=None,
-        )
-        if weakest is None or values[kept.index(weakest)] >= SIGNIFICANT * errors[kept.index(weakest)]:
-            break
-        kept.remove(weakest)
-    coefficients = {name: Coefficient(0.0, 0.0, dropped=True) for name in TERMS}
-    for name, value, error in zip(kept, values, errors, strict=True):
-        coefficients[name] = Coefficient(float(value), float(error))
-    counts = {kind: int((observed.kinds == kind).sum()) for kind in scales}
-    correlation = covariance / np.outer(errors, errors)
-    pairs = tuple(
-        (one, other, float(correlation[row, column]))
-        for row, one in enumerate(kept)
-        for column, other in enumerate(kept[:row])
-    )
-    return StepTimeFit(coefficients, scales, counts, correlations=pairs)
+    trial = _eliminated(observed, None, priors)
+    knee = _best_knee(observed, trial, priors)
+    if knee is not None:
+        overlapping = _eliminated(observed, knee, priors)
+        if overlapping.values["weights"] >= OVERLAPPING * overlapping.errors["weights"]:
+            trial = overlapping
+        else:
+            trial = replace(trial, covariance=trial.covariance + _choice(overlapping, trial))
+    return _told(observed, trial, priors)
 
 
 def _check(observed: Observations) -> None:
-    decode, lone = (int((observed.kinds == kind).sum()) for kind in ("decode steps", "lone prompts"))
+    decode, lone = (int((observed.kinds == kind).sum()) for kind in (DECODE, LONE))
     if decode < 10:
         raise FitError(f"only {decode} decode steps could be seen; measure more requests or longer outputs")
     if lone < 2:
         raise FitError(f"only {lone} prompts ran alone; a level with concurrency 1 is needed")
 
 
-def _robust(observed: Observations, columns: list[int]) -> tuple[Array, Array, dict[str, float]]:
-    """Values of the chosen columns, their covariance, and the noise of each kind of observation."""
-    matrix, seconds = observed.terms[:, columns], observed.seconds
-    size = np.abs(matrix).max(axis=0)
-    matrix = matrix / size
-    kinds = [kind for kind in ("decode steps", "mixed steps", "lone prompts") if (observed.kinds == kind).any()]
-    weights = 1.0 / np.maximum(seconds, 1e-6)
-    scales: dict[str, float] = {}
-    values = np.zeros(len(columns))
-    for _ in range(20):
-        before = values
-        values = lsq_linear(matrix * weights[:, None], seconds * weights, bounds=(0, np.inf)).x
-        residual = seconds - matrix @ values
-        for kind in kinds:
-            chosen = observed.kinds == kind
-            scales[kind] = max(1.4826 * float(np.median(np.abs(residual[chosen]))), 1e-6)
-            deviation = np.abs(residual[chosen]) / scales[kind]
-            weights[chosen] = np.sqrt(np.minimum(1.0, HUBER / np.maximum(deviation, 1e-9))) / scales[kind]
-        if np.allclose(values, before, rtol=1e-6, atol=0):
-            break
-    weighted = matrix * weights[:, None]
-    covariance = np.linalg.pinv(weighted.T @ weighted)
-    return values / size, covariance / np.outer(size, size), scales
+def _eliminated(observed: Observations, knee: float | None, priors: Mapping[str, Prior]) -> _Trial:
+    """Rare terms that the data cannot tell from zero go one by one, the weakest first; priors hold the vague ones."""
+    kept = [name for name in TERMS if observed.terms[:, TERMS.index(name)].any()]
+    held: frozenset[str] = frozenset()
+    whole = None
+    while True:
+        trial = _solved(observed, kept, knee, priors, held)
+        vague = [name for name in kept if name in priors.keys() - held and _is_vaguer(trial, name, priors[name])]
+        if vague:
+            held |= {max(vague, key=lambda name: trial.errors[name] / priors[name].value)}
+            continue
+        weak = [name for name in kept if name in RARE - held and trial.strength(name) < 1]
+        whole = whole or trial
+        if not weak:
+            return replace(trial, covariance=trial.covariance + _choice(whole, trial))
+        kept.remove(min(weak, key=trial.strength))
+
+
+def _choice(whole: _Trial, trial: _Trial) -> Array:
+    """Covariance from having chosen the terms: with those that were dropped, the others would be that different."""
+    moved = np.array([trial.values[name] - whole.values.get(name, 0.0) for name in trial.names])
+    return np.outer(moved, moved)
+
+
+def _is_vaguer(trial: _Trial, name: str, prior: Prior) -> bool:
+    """Whether the data say less of a coefficient than its prior does."""
+    return trial.errors[name] > prior.value * prior.uncertainty
+
+
+def _solved(
+    observed: Observations, kept: Sequence[str], knee: float | None, priors: Mapping[str, Prior], held: frozenset[str]
+) -> _Trial:
+    columns = [TERMS.index(name) for name in kept]
+    groups = _groups(observed)
+    belief = _belief(kept, priors, held)
+    solution = solve(observed.design(knee)[:, columns], observed.seconds, groups, belief)
+    values = dict(zip(kept, solution.values.tolist(), strict=True))
+    names = [*kept]
+    if knee is not None:
+        names.append("weights")
+        values["weights"] = knee * values["per_prefill_token"]
+        belief = _belief(names, priors, held)
+    slopes = observed.slopes(knee)[:, [TERMS.index(name) for name in names]]
+    errors = covariance(slopes, solution, groups, observed.clusters, belief)
+    by_level = covariance(slopes, solution, groups, observed.levels, belief)
+    ratio = np.diag(by_level) / np.maximum(np.diag(errors), LEAST_VARIANCE)
+    wider = np.sqrt(np.maximum(ratio, 1.0))
+    return _Trial(names, values, errors * np.outer(wider, wider), solution, knee, held)
+
+
+def _groups(observed: Observations) -> npt.NDArray[np.int64]:
+    return np.searchsorted(np.sort(KINDS), observed.kinds)
+
+
+def _belief(names: Sequence[str], priors: Mapping[str, Prior], held: frozenset[str]) -> Belief:
+    known = [priors[name] if name in held else None for name in names]
+    return Belief(
+        np.array([prior.value if prior else 0.0 for prior in known]),
+        np.array([prior.value * prior.uncertainty if prior else np.inf for prior in known]),
+    )
+
+
+def _best_knee(observed: Observations, trial: _Trial, priors: Mapping[str, Prior]) -> float | None:
+    """The knee that explains the observations best; None if none does much better than no overlap at all."""
+    columns = [TERMS.index(name) for name in trial.names]
+    belief = _belief(trial.names, priors, trial.held)
+    constant, rate = trial.names.index("constant"), trial.names.index("per_prefill_token")
+    weights = trial.solution.weights
+
+    def misses(knee: float | None) -> float:
+        values, left = weighted(observed.design(knee)[:, columns], observed.seconds, weights, belief)
+        possible = knee is None or knee * values[rate] <= values[constant]  # reading them is a part of the constant
+        return left if possible else np.inf
+
+    tried = {knee: misses(knee) for knee in KNEES.tolist()}
+    step = float(KNEES[1] / KNEES[0])
+    for _ in range(REFINEMENTS):
+        best = min(tried, key=tried.__getitem__)
+        step **= 0.5
+        tried |= {knee: misses(knee) for knee in (best / step, best * step)}
+    best = min(tried, key=tried.__getitem__)
+    return best if tried[best] + IMPROVEMENT < misses(None) else None
+
+
+def _told(observed: Observations, trial: _Trial, priors: Mapping[str, Prior]) -> StepTimeFit:
+    coefficients = {name: Coefficient(0.0, 0.0, dropped=True) for name in TERMS}
+    coefficients |= {name: Coefficient(trial.values[name], error) for name, error in trial.errors.items()}
+    errors = np.array([*trial.errors.values()])
+    correlation = trial.covariance / np.outer(errors, errors)
+    pairs = tuple(
+        (one, other, float(correlation[row, column]))
+        for row, one in enumerate(trial.names)
+        for column, other in enumerate(trial.names[:row])
+    )
+    groups = _groups(observed)
+    seen = {kind: int((observed.kinds == kind).sum()) for kind in KINDS}
+    noise = {
+        kind: float(trial.solution.scales[groups[observed.kinds == kind][0]]) for kind, count in seen.items() if count
+    }
+    counts = {kind: count for kind, count in seen.items() if count}
+    held = {name: priors[name].source for name in trial.names if name in trial.held}
+    return StepTimeFit(coefficients, noise, counts, correlations=pairs, held=held)

@@ -8,6 +8,7 @@ from vLLM's rules: first come first served, within the step's token budget, unti
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from statistics import median
 
 import numpy as np
 import pandas as pd
@@ -23,7 +24,10 @@ STEP_COLUMNS = {
     "prefill_tokens": "int64",
     "prefill_attention": "float64",  # sum of t * (context + t / 2) over the chunks
 }
+SEEN_COLUMNS = STEP_COLUMNS | {"certain": "bool"}  # whether duration and composition are; duration NaN if not seen
 MERGING = 0.5  # tokens belong to one step if they are closer than this share of the usual gap
+
+Arrivals = dict[int, tuple[float, int]]
 
 
 @dataclass
@@ -50,7 +54,7 @@ class Stream:
 class Delivery:
     """The tokens that arrived together: one step. By stream: when, and the number of the token."""
 
-    arrivals: dict[int, tuple[float, int]]
+    arrivals: Arrivals
 
     @property
     def time(self) -> float:
@@ -95,6 +99,12 @@ def reconstruct(level: Level, flags: EngineFlags, request_delay: float) -> pd.Da
 
     `request_delay` is the time in seconds from sending a request to its reaching the engine.
     """
+    steps = all_steps(level, flags, request_delay)
+    return steps[steps["certain"]].drop(columns="certain").reset_index(drop=True)
+
+
+def all_steps(level: Level, flags: EngineFlags, request_delay: float) -> pd.DataFrame:
+    """Every step of a measured level that delivered tokens, as well as it could be told: columns of `SEEN_COLUMNS`."""
     sent = streams(level)
     steps = deliveries(sent)
     for index, step in enumerate(steps):
@@ -110,11 +120,9 @@ def reconstruct(level: Level, flags: EngineFlags, request_delay: float) -> pd.Da
         if not _follows(steps, index):
             _forget_unseen_steps(waiting, index, flags.max_num_batched_tokens)
         prefill = _prefill(waiting, index, step, planned - request_delay, flags, sent)
-        row = _row(steps, index, prefill, sent)
-        if row is not None:
-            rows.append(row)
+        rows.append(_row(steps, index, prefill, sent))
         waiting = [stream for stream in waiting if stream.first_step > index or stream.first_step < 0]
-    return pd.DataFrame(rows, columns=list(STEP_COLUMNS)).astype(STEP_COLUMNS)
+    return pd.DataFrame(rows, columns=list(SEEN_COLUMNS)).astype(SEEN_COLUMNS)
 
 
 def stream_gaps(level: Level, steps: pd.DataFrame) -> pd.DataFrame:
@@ -126,14 +134,15 @@ def stream_gaps(level: Level, steps: pd.DataFrame) -> pd.DataFrame:
     for step in deliveries(sent):
         row = rows.get(step.time)
         if row is not None:
-            found += [(row, step.arrivals[number][0] - before.arrivals[number][0]) for number in _timed(step, before)]
+            now, last = step.arrivals, before.arrivals
+            found += [(row, now[number][0] - last[number][0]) for number in _timed(now, last)]
         before = step
     return pd.DataFrame(found, columns=["step", "gap"])
 
 
-def _timed(step: Delivery, before: Delivery) -> list[int]:
+def _timed(step: Arrivals, before: Arrivals) -> list[int]:
     """Streams whose gap shows the step's duration: a first token comes late, so the gap after it is short."""
-    return [number for number in step.arrivals.keys() & before.arrivals.keys() if before.arrivals[number][1] > 1]
+    return [number for number in step.keys() & before.keys() if before[number][1] > 1]
 
 
 def _planned_at(steps: list[Delivery], index: int, flags: EngineFlags, sent: list[Stream]) -> float:
@@ -169,8 +178,8 @@ def _forget_unseen_steps(waiting: list[Stream], index: int, budget: int) -> None
 
 def _prefill(
     waiting: list[Stream], index: int, step: Delivery, planned: float, flags: EngineFlags, sent: list[Stream]
-) -> tuple[int, int, float] | None:
-    """Chunks, prompt tokens and attention of a step; None if they contradict what arrived. Uses up `unseen`."""
+) -> tuple[int, int, float, bool]:
+    """Chunks, prompt tokens and attention of a step, and whether they fit what arrived. Uses up `unseen`."""
     firsts = {number for number in step.arrivals if sent[number].first_step == index}
     room = flags.max_num_batched_tokens - (len(step.arrivals) - len(firsts))
     chunks, tokens, attention, certain = 0, 0, 0.0, True
@@ -189,26 +198,20 @@ def _prefill(
     unexplained = [number for number in firsts if sent[number].unseen]
     for number in unexplained:
         sent[number].unseen = 0
-    return (chunks, tokens, attention) if certain and not unexplained else None
+    return chunks, tokens, attention, certain and not unexplained
 
 
 def _row(
-    steps: list[Delivery], index: int, prefill: tuple[int, int, float] | None, sent: list[Stream]
-) -> tuple[float, float, int, int, int, float] | None:
-    """The step as a row of the table; None if its duration or its composition is not certain."""
-    if prefill is None or index < 1:
-        return None
-    step, before = steps[index].arrivals, steps[index - 1].arrivals
+    steps: list[Delivery], index: int, prefill: tuple[int, int, float, bool], sent: list[Stream]
+) -> tuple[float, float, int, int, int, float, bool]:
+    """The step as a row of the table."""
+    step, before = steps[index].arrivals, steps[index - 1].arrivals if index else {}
     both = step.keys() & before.keys()
-    if any(step[number][1] - before[number][1] != 1 for number in both):
-        return None
-    timed = _timed(steps[index], steps[index - 1])
-    if not timed:
-        return None
-    missing = [number for number in before if number not in step and before[number][1] < sent[number].tokens[-1]]
-    if missing:
-        return None
-    duration = float(np.median([step[number][0] - before[number][0] for number in timed]))
-    chunks, tokens, attention = prefill
+    chunks, tokens, attention, certain = prefill
+    skipped = any(step[number][1] - before[number][1] != 1 for number in both)
+    missing = any(number not in step and before[number][1] < sent[number].tokens[-1] for number in before)
+    timed = _timed(step, before)
+    duration = median(step[number][0] - before[number][0] for number in timed) if timed else np.nan
     kv_tokens = sum(sent[number].prompt_tokens + step[number][1] - 2 for number in both)
-    return steps[index].time, duration, len(both) + chunks, kv_tokens, tokens, attention
+    certain = certain and bool(timed) and not skipped and not missing
+    return steps[index].time, duration, len(both) + chunks, kv_tokens, tokens, attention, certain

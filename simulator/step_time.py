@@ -4,16 +4,21 @@ The terms are those on which independent teams converge for GPU inference: a con
 launches), a cost of each sequence, of each KV token that attention reads, of each prefill token (compute) and of
 prefill attention, which grows with the square of the prompt. A step that carries prefill and decode pays the constant
 once.
+
+Matrix multiplications read the weights once and compute for every token. The two overlap: few tokens take as long as
+reading the weights, many take what computing them takes. This is the roofline model (Williams, Waterman and Patterson,
+2009, doi 10.1145/1498765.1498785) with its corner rounded: hypot(weights, computing) instead of the larger of the two.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Duration of one engine step, in seconds, linear in what the step does.
+    """Duration of one engine step, in seconds: linear in what the step does, but for `weights`.
 
     Attributes
         constant: s a step
@@ -24,6 +29,10 @@ class StepTime:
         mixed_per_sequence: s for each sequence of a step with prompt tokens (full CUDA graphs serve pure decode)
         per_padded_sequence: s for each empty place of the CUDA graph that a batch of pure decode runs as
         without_graph: s more for a step of pure decode that no captured CUDA graph is large enough for
+        weights: s of `constant` in which the weights are read, hidden behind which tokens are computed. A step of
+            `tokens`, prompt tokens and sequences together, then takes hypot(weights, per_prefill_token * tokens) -
+            weights to compute. Zero is no such overlap: prompt tokens cost `per_prefill_token` each, and the computing
+            of decoding sequences is a part of `per_sequence`.
     """
 
     constant: float
@@ -34,6 +43,7 @@ class StepTime:
     mixed_per_sequence: float = 0.0
     per_padded_sequence: float = 0.0
     without_graph: float = 0.0
+    weights: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -49,9 +59,11 @@ class StepTime:
         """Seconds for a step of `sequences` sequences that reads `kv_tokens` tokens of context to decode and computes
         `prefill_tokens` prompt tokens, whose chunks sum up to `prefill_attention` = sum of t * (context + t / 2)."""
         seconds = self.constant + self.per_sequence * sequences + self.per_kv_token * kv_tokens
+        if self.weights:
+            seconds += math.hypot(self.weights, self.per_prefill_token * (prefill_tokens + sequences)) - self.weights
         if prefill_tokens:
             seconds += (
-                self.per_prefill_token * prefill_tokens
+                (0.0 if self.weights else self.per_prefill_token * prefill_tokens)
                 + self.per_prefill_attention * prefill_attention
                 + self.mixed_per_sequence * sequences
             )
@@ -77,7 +89,8 @@ class HostTime:
         per_request_serial: s for which the API server, one Python thread, is busy with a request before the engine has
             it (HTTP, tokenizing, hand-over), while others wait
         per_request: s for the rest, once a request: the way back of its answer
-        per_prompt_token: s by which the first token comes later for each prompt token; 1 to 2 us on vLLM 0.32
+        per_prompt_token: s by which the first token comes later for each prompt token, up to max_num_batched_tokens of
+            them, since it is the last step's tokens that delay it; 1 to 3 us on vLLM 0.32
         gap_noise: s, the `NOISE_PERCENTILES` of what the way to the client adds to a token gap, about zero on average;
             empty for none
     """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from calibration.roofline import Efficiency, GpuFacts, ModelFacts, roofline_priors, roofline_step_time
+from calibration.roofline import Efficiency, GpuFacts, ModelFacts, roofline_priors, roofline_step_time, server_priors
 
 QWEN = ModelFacts(7_615_616_512, 152_064 * 3_584, layers=28, attention_heads=28, kv_heads=4, head_dim=128)
 RTX_4090 = GpuFacts("RTX 4090", memory_bandwidth=1008e9, dense_operations=165.2e12)
@@ -40,3 +40,22 @@ def test_priors_name_the_gpu_and_the_share_of_its_peak():
     priors = roofline_priors(QWEN, RTX_4090)
     assert set(priors) == {"constant", "per_kv_token", "per_prefill_token", "per_prefill_attention"}
     assert priors["constant"].source == "weights read at 89% of the RTX 4090's bandwidth"
+
+
+def test_a_server_that_tells_its_gpu_and_kv_cache_has_a_prior_for_reading_it():
+    prior = server_priors({"gpu": "NVIDIA GeForce RTX 4090", "kv_bytes_per_token": 57_344})["per_kv_token"]
+    assert prior.value == pytest.approx(57_344 / (1008e9 * 0.85), rel=0.01)
+    assert "4090" in prior.source
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        {},
+        {"gpu": "NVIDIA GeForce RTX 4090"},
+        {"gpu": "a card of tomorrow", "kv_bytes_per_token": 57_344},
+        {"gpu": "NVIDIA GeForce RTX 4090", "kv_bytes_per_token": 57_344, "tensor_parallel_size": 2},
+    ],
+)
+def test_a_server_that_tells_less_has_none(server):
+    assert server_priors(server) == {}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 from synthetic import closed, measured_level
 
-from calibration.steps import reconstruct
+from calibration.steps import all_steps, reconstruct
 from simulator.engine_flags import EngineFlags
 from simulator.step_time import HostTime, StepTime
 
@@ -32,6 +33,18 @@ def test_a_reconstructed_step_takes_as_long_as_its_composition_says(
     right = np.isclose(steps["duration"], told, rtol=0, atol=1e-6)
     assert right[steps["prefill_tokens"] == 0].all(), "decode steps are seen exactly"
     assert right.mean() > 0.98
+
+
+def test_every_step_that_delivers_is_counted_and_the_certain_ones_are_given() -> None:
+    flags = EngineFlags(max_num_seqs=128, max_num_batched_tokens=512, num_gpu_blocks=5431)
+    level = measured_level(closed(6, 1500, 40, 18), flags, STEP_TIME, HOST_TIME)
+    seen = all_steps(level, flags, HOST_TIME.per_request_serial)
+    assert level.tokens is not None
+    assert len(seen) == level.tokens["time"].round(9).nunique()
+    certain = seen[seen["certain"]].drop(columns="certain").reset_index(drop=True)
+    pd.testing.assert_frame_equal(certain, reconstruct(level, flags, HOST_TIME.per_request_serial))
+    assert certain["duration"].notna().all()
+    assert not seen["certain"].iloc[0], "nothing is known of how long the first step took"
 
 
 def test_a_request_that_lost_its_stream_leaves_no_trace() -> None:

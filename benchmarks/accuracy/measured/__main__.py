@@ -3,7 +3,7 @@
     python -m benchmarks.accuracy.measured --data DIR [source ...]
 
 DIR holds the sources' CSV files; none is a part of capsim. Each source is fitted on few of its rows, and the rest is
-predicted; tables show signed errors. ``--formula roofline`` fits the experimental step-time model of `roofline_step`.
+predicted; tables show signed errors.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ from benchmarks.accuracy.measured import (
     techbromoho,
     xianghaokong,
 )
-from benchmarks.accuracy.measured.roofline_step import RooflineStepTime
 from benchmarks.accuracy.measured.table import Report
-from simulator.step_time import StepTime
 
-SOURCES: dict[str, Callable[[Path, type[StepTime]], Report]] = {
+SOURCES: dict[str, Callable[[Path], Report]] = {
     "llm-inferno": llm_inferno.report,
     "llmservingsim": llmservingsim.report,
     "akamas": akamas.report,
@@ -36,19 +34,17 @@ SOURCES: dict[str, Callable[[Path, type[StepTime]], Report]] = {
     "gpullm": gpullm.report,
     "techbromoho": techbromoho.report,
 }
-FORMULAS: dict[str, type[StepTime]] = {"shipped": StepTime, "roofline": RooflineStepTime}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", nargs="*", metavar="source", help=f"of {', '.join(SOURCES)}; all by default")
     parser.add_argument("--data", type=Path, required=True, help="folder with the CSV files")
-    parser.add_argument("--formula", choices=FORMULAS, default="shipped", help="the step-time model")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.sources if name not in SOURCES]:
         parser.error(f"unknown source {unknown[0]!r}; known are {', '.join(SOURCES)}")
     for name in arguments.sources or SOURCES:
-        for line in SOURCES[name](arguments.data, FORMULAS[arguments.formula]).lines():
+        for line in SOURCES[name](arguments.data).lines():
             print(line, flush=True)
 
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from benchmarks.accuracy.measured.loads import QWEN_3_4B, ClosedRequests, priors_of
 from benchmarks.accuracy.measured.table import DataRow, Report, compare, read
-from calibration.aggregate_fit import Figure, fit_figures
+from calibration.aggregate_fit import fit_figures
 from calibration.roofline import GpuFacts, Prior
+from calibration.trial import Figure
 from simulator.engine_flags import EngineFlags
-from simulator.step_time import StepTime
 
 FILE = "akamas-rtxpro4500-qwen3-4b-fp8.csv"
 GPU = GpuFacts("RTX PRO 4500", memory_bandwidth=896e9, dense_operations=400e12)  # FP8 with FP32 accumulation
@@ -62,7 +62,7 @@ def figures(row: DataRow) -> list[Figure]:
     ]
 
 
-def report(data: Path, formula: type[StepTime]) -> Report:
+def report(data: Path) -> Report:
     rows = read(data, FILE)
     known = [
         figure
@@ -71,8 +71,8 @@ def report(data: Path, formula: type[StepTime]) -> Report:
         for figure in figures(row)
         if figure.metric not in UNFITTED
     ]
-    priors = priors_of(MODEL, GPU, formula, {"per_kv_token": KV_CACHE})
-    fit = fit_figures(known, FLAGS, priors, formula, tolerance=1e-2)
+    priors = priors_of(MODEL, GPU, {"per_kv_token": KV_CACHE})
+    fit = fit_figures(known, FLAGS, priors, tolerance=1e-2)
     made = [
         found
         for row in rows

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from benchmarks.accuracy.measured.loads import QWEN_2_7B, burst, priors_of
 from benchmarks.accuracy.measured.table import DataRow, Report, compare, read
-from calibration.aggregate_fit import Figure, fit_figures
+from calibration.aggregate_fit import fit_figures
 from calibration.roofline import GpuFacts
+from calibration.trial import Figure
 from simulator.engine_flags import EngineFlags
-from simulator.step_time import StepTime
 
 FILE = "dennislee-a100-qwen2-7b.csv"
 GPU = GpuFacts("A100 80 GB", memory_bandwidth=2.039e12, dense_operations=312e12)
@@ -48,10 +48,10 @@ def figures(row: DataRow) -> list[Figure]:
     ]
 
 
-def report(data: Path, formula: type[StepTime]) -> Report:
+def report(data: Path) -> Report:
     rows = read(data, FILE)
     known = [figure for row in rows if row["num-prompts"] in FITTED for figure in figures(row)]
-    fit = fit_figures(known, FLAGS, priors_of(QWEN_2_7B, GPU, formula), formula, tolerance=1e-2)
+    fit = fit_figures(known, FLAGS, priors_of(QWEN_2_7B, GPU), tolerance=1e-2)
     made = [
         found
         for row in rows

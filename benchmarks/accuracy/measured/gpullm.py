@@ -12,10 +12,10 @@ from pathlib import Path
 
 from benchmarks.accuracy.measured.loads import LLAMA_3_1_8B, QWEN_2_7B, burst, priors_of
 from benchmarks.accuracy.measured.table import DataRow, Report, Row, compare, read
-from calibration.aggregate_fit import AggregateFit, Figure, fit_figures
+from calibration.aggregate_fit import AggregateFit, fit_figures
 from calibration.roofline import GpuFacts
+from calibration.trial import Figure
 from simulator.engine_flags import EngineFlags
-from simulator.step_time import StepTime
 
 FILE = "gpullm-h100-decode.csv"
 GPU = GpuFacts("H100 64 GB", memory_bandwidth=2.0e12, dense_operations=989e12)  # HBM2e of a custom card
@@ -43,18 +43,18 @@ def figures(row: DataRow) -> list[Figure]:
     return [Figure(load, metric, float(row[column]) * unit, 0.01, flags) for metric, (column, unit) in METRICS.items()]
 
 
-def report(data: Path, formula: type[StepTime]) -> Report:
+def report(data: Path) -> Report:
     rows, made, fits = read(data, FILE), [], {}
     for model in MODELS:
         of_model = [row for row in rows if row["model"] == model]
-        fits[model] = fit_model(model, of_model, formula)
+        fits[model] = fit_model(model, of_model)
         made += [found for row in of_model for found in predict(row, fits[model])]
     return Report("gpullm: H100 64 GB, pure decode", made, fits)
 
 
-def fit_model(model: str, rows: list[DataRow], formula: type[StepTime]) -> AggregateFit:
+def fit_model(model: str, rows: list[DataRow]) -> AggregateFit:
     known = [figure for row in rows if is_fitted(row) for figure in figures(row)]
-    return fit_figures(known, FLAGS, priors_of(MODELS[model], GPU, formula), formula, tolerance=1e-2)
+    return fit_figures(known, FLAGS, priors_of(MODELS[model], GPU), tolerance=1e-2)
 
 
 def predict(row: DataRow, fit: AggregateFit) -> list[Row]:

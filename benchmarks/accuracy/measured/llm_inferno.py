@@ -16,8 +16,9 @@ import pandas as pd
 
 from benchmarks.accuracy.measured.loads import LLAMA_3_1_8B, priors_of
 from benchmarks.accuracy.measured.table import DataRow, Goal, Report, Row, read
-from calibration.aggregate_fit import AggregateFit, Figure, fit_figures, play_load
+from calibration.aggregate_fit import AggregateFit, fit_figures
 from calibration.roofline import GpuFacts
+from calibration.trial import Figure, play_load
 from simulator.engine_flags import EngineFlags
 from simulator.run import Level
 from simulator.step_time import HostTime, StepTime
@@ -46,17 +47,17 @@ FITTED = (
     ("4096", "64", "constant@5.10"),
 )
 FIT_WINDOW = 90.0  # s; evenly spaced arrivals are steady long before
-# What `fit` finds for `RooflineStepTime`, in seconds, for who cannot wait two minutes for it.
+# What `fit` finds, in seconds, for who cannot wait two minutes for it.
 RECORDED_STEP_TIME = {
-    "constant": 6.914e-3,
-    "per_sequence": 20.05e-6,
-    "per_kv_token": 39.50e-9,
-    "per_prefill_token": 21.94e-6,
-    "per_prefill_attention": 0.5683e-9,
-    "mixed_per_sequence": 1.982e-6,
-    "weights": 3.749e-3,
+    "constant": 6.906e-3,
+    "per_sequence": 20.48e-6,
+    "per_kv_token": 39.59e-9,
+    "per_prefill_token": 21.90e-6,
+    "per_prefill_attention": 0.5282e-9,
+    "mixed_per_sequence": 1.717e-6,
+    "weights": 3.773e-3,
 }
-RECORDED_HOST_TIME = {"per_request": 10.65e-3}
+RECORDED_HOST_TIME = {"per_request": 11.49e-3}
 GOALS = (
     Goal("itl", ("itl ms",), 0.05),
     Goal("p50 ttft", ("p50 ttft ms",), 0.15),
@@ -113,10 +114,10 @@ def figures(rows: list[DataRow]) -> list[Figure]:
     return made
 
 
-def fit(data: Path, formula: type[StepTime]) -> AggregateFit:
+def fit(data: Path) -> AggregateFit:
     """The fit to four rows of eighty."""
-    priors = priors_of(LLAMA_3_1_8B, GPU, formula)
-    return fit_figures(figures(read(data, FILE)), FLAGS, priors, formula, tolerance=1e-2)
+    priors = priors_of(LLAMA_3_1_8B, GPU)
+    return fit_figures(figures(read(data, FILE)), FLAGS, priors, tolerance=1e-2)
 
 
 def predict(row: DataRow, step_time: StepTime, host_time: HostTime) -> list[Row]:
@@ -141,8 +142,8 @@ def _whole_load(row: DataRow, step_time: StepTime, host_time: HostTime) -> Workl
     return load_of(row, WINDOW, int(1.5 * 3 * clients * WINDOW / pilot.duration) + 2 * clients)
 
 
-def report(data: Path, formula: type[StepTime]) -> Report:
-    fitted = fit(data, formula)
+def report(data: Path) -> Report:
+    fitted = fit(data)
     rows = [made for row in read(data, FILE) for made in predict(row, fitted.step_time, fitted.host_time)]
     notes = (f"KV pool taken as {KV_TOKENS:,} tokens, from the saturated row that is fitted",)
     return Report("llm-inferno: H100, Llama-3.1-8B", rows, {"": fitted}, GOALS, notes)

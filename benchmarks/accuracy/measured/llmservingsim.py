@@ -16,11 +16,11 @@ import pandas as pd
 
 from benchmarks.accuracy.measured.loads import LLAMA_3_1_8B, priors_of
 from benchmarks.accuracy.measured.table import Goal, Report, Row
-from calibration.aggregate_fit import AggregateFit, Figure, fit_figures, play_load
+from calibration.aggregate_fit import AggregateFit, fit_figures
 from calibration.roofline import GpuFacts
+from calibration.trial import Figure, play_load
 from simulator.engine_flags import EngineFlags
 from simulator.run import Level
-from simulator.step_time import StepTime
 from simulator.trace import Trace
 
 NAME = "llmservingsim-rtx4090-llama31-8b"
@@ -101,10 +101,10 @@ def figures(recording: Recording) -> list[Figure]:
     return made
 
 
-def fit(recording: Recording, formula: type[StepTime]) -> AggregateFit:
-    priors = priors_of(LLAMA_3_1_8B, GPU, formula)
+def fit(recording: Recording) -> AggregateFit:
+    priors = priors_of(LLAMA_3_1_8B, GPU)
     del priors["per_request"]  # no HTTP
-    return fit_figures(figures(recording), FLAGS, priors, formula, tolerance=1e-3)
+    return fit_figures(figures(recording), FLAGS, priors, tolerance=1e-3)
 
 
 def compare(recording: Recording, level: Level) -> list[Row]:
@@ -139,9 +139,9 @@ def running_difference(recording: Recording, level: Level) -> float:
     return float(np.abs(made - line["running"]).mean())
 
 
-def report(data: Path, formula: type[StepTime]) -> Report:
+def report(data: Path) -> Report:
     recording = load(data)
-    fitted = fit(recording, formula)
+    fitted = fit(recording)
     level = play_load(recording.trace, FLAGS, fitted.step_time)
     notes = (
         "fitted on the first 30 s alone",

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.accuracy.measured.roofline_step import RooflineStepTime
 from calibration.roofline import Efficiency, GpuFacts, ModelFacts, Prior, roofline_priors
-from simulator.step_time import StepTime
 from simulator.workload import ClosedLoop, Length, Load, OpenLoop, Shape, Workload
 
 LLAMA_3_1_8B = ModelFacts(8_030_261_248, 128_256 * 4096, 32, 32, 8, 128)
@@ -65,13 +63,8 @@ class ClosedRequests(Load):
         return None
 
 
-def priors_of(
-    model: ModelFacts, gpu: GpuFacts, formula: type[StepTime], changed: Mapping[str, Prior] | None = None
-) -> dict[str, Prior]:
-    """Priors of a dense model on a GPU of which only the data sheet is known.
-
-    `changed` adds terms or replaces them. The term of `RooflineStepTime` is left out for `StepTime`.
-    """
+def priors_of(model: ModelFacts, gpu: GpuFacts, changed: Mapping[str, Prior] | None = None) -> dict[str, Prior]:
+    """Priors of a dense model on a GPU of which only the data sheet is known; `changed` adds terms or replaces them."""
     priors = {
         name: Prior(prior.value, DOUBT[name], prior.source)
         for name, prior in roofline_priors(model, gpu, UNKNOWN).items()
@@ -82,7 +75,4 @@ def priors_of(
     priors["weights"] = Prior(
         model.weight_bytes_read / gpu.memory_bandwidth, 0.15, f"weights at the {gpu.name}'s peak bandwidth"
     )
-    priors |= changed or {}
-    if not issubclass(formula, RooflineStepTime):
-        del priors["weights"]
-    return priors
+    return priors | (changed or {})

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from benchmarks.accuracy.measured.loads import QWEN_3_4B, closed, poisson, priors_of
 from benchmarks.accuracy.measured.table import DataRow, Report, Row, compare, read
-from calibration.aggregate_fit import Figure, fit_figures
+from calibration.aggregate_fit import fit_figures
 from calibration.roofline import GpuFacts
+from calibration.trial import Figure
 from simulator.engine_flags import EngineFlags
-from simulator.step_time import StepTime
 
 COLD, POISSON = "openinfer-rtx5090-cold-ttft.csv", "openinfer-rtx5090-poisson.csv"
 GPU = GpuFacts("RTX 5090", memory_bandwidth=1792e9, dense_operations=209.5e12)  # bfloat16 with FP32 accumulation
@@ -39,11 +39,11 @@ def figures(row: DataRow) -> list[Figure]:
     return [Figure(load, metric, float(row[column]) * unit, 0.02) for metric, (column, unit) in METRICS.items()]
 
 
-def report(data: Path, formula: type[StepTime]) -> Report:
+def report(data: Path) -> Report:
     lengths, rates = read(data, COLD), read(data, POISSON)
     known = [cold(row) for row in lengths if row["input_len"] in FITTED_LENGTHS]
     known += [figure for row in rates if row["qps"] in FITTED_RATES for figure in figures(row)[:-1]]
-    fit = fit_figures(known, FLAGS, priors_of(QWEN_3_4B, GPU, formula), formula, tolerance=1e-2)
+    fit = fit_figures(known, FLAGS, priors_of(QWEN_3_4B, GPU), tolerance=1e-2)
     made: list[Row] = []
     for row in lengths:
         made += compare(f"cold, {row['input_len']} tokens", [cold(row)], FLAGS, fit, row["input_len"] in FITTED_LENGTHS)

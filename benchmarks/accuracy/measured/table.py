@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from calibration.aggregate_fit import AggregateFit, Figure, figures_of, play_load
+from calibration.aggregate_fit import AggregateFit
+from calibration.trial import Figure, figures_of, play_load
 from simulator.engine_flags import EngineFlags
 
 DataRow = dict[str, str]

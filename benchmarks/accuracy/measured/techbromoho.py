@@ -10,10 +10,10 @@ from pathlib import Path
 
 from benchmarks.accuracy.measured.loads import QWEN_3_8B, closed, priors_of
 from benchmarks.accuracy.measured.table import DataRow, Report, compare, read
-from calibration.aggregate_fit import Figure, fit_figures
+from calibration.aggregate_fit import fit_figures
 from calibration.roofline import GpuFacts
+from calibration.trial import Figure
 from simulator.engine_flags import EngineFlags
-from simulator.step_time import StepTime
 
 FILE = "techbromoho-l40s-qwen3-8b.csv"
 GPU = GpuFacts("L40S", memory_bandwidth=864e9, dense_operations=362e12)
@@ -38,10 +38,10 @@ def figures(row: DataRow) -> list[Figure]:
     return [Figure(load, metric, float(row[column]) * unit, 0.02) for metric, (column, unit) in METRICS.items()]
 
 
-def report(data: Path, formula: type[StepTime]) -> Report:
+def report(data: Path) -> Report:
     rows = read(data, FILE)
     known = [figure for row in rows if row["concurrency"] in FITTED for figure in figures(row)]
-    fit = fit_figures(known, FLAGS, priors_of(QWEN_3_8B, GPU, formula), formula, tolerance=1e-2)
+    fit = fit_figures(known, FLAGS, priors_of(QWEN_3_8B, GPU), tolerance=1e-2)
     made = [
         found
         for row in rows

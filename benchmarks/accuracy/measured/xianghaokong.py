@@ -14,10 +14,10 @@ import numpy as np
 
 from benchmarks.accuracy.measured.loads import QWEN_2_5_1_5B, closed, priors_of
 from benchmarks.accuracy.measured.table import DataRow, Report, Row, compare, read
-from calibration.aggregate_fit import AggregateFit, Figure, fit_figures, play_load
+from calibration.aggregate_fit import AggregateFit, fit_figures
 from calibration.roofline import GpuFacts
+from calibration.trial import Figure, play_load
 from simulator.engine_flags import EngineFlags
-from simulator.step_time import StepTime
 from simulator.trace import Trace
 
 LEVELS, CHUNKS = "xianghaokong-a100-qwen25-15b.csv", "xianghaokong-a100-chunk-budget.csv"
@@ -62,12 +62,12 @@ def inject(row: DataRow, fit: AggregateFit) -> list[Row]:
     ]
 
 
-def report(data: Path, formula: type[StepTime]) -> Report:
+def report(data: Path) -> Report:
     rows = read(data, LEVELS)
     levels = dict.fromkeys(row["concurrency"] for row in rows)
     by_clients = {clients: [row for row in rows if row["concurrency"] == clients] for clients in levels}
     known = [figure for clients in FITTED for figure in figures(clients, by_clients[clients])]
-    fit = fit_figures(known, FLAGS, priors_of(QWEN_2_5_1_5B, GPU, formula), formula, tolerance=1e-2)
+    fit = fit_figures(known, FLAGS, priors_of(QWEN_2_5_1_5B, GPU), tolerance=1e-2)
     made = []
     for clients, repeats in by_clients.items():
         made += compare(f"C={clients}", figures(clients, repeats), FLAGS, fit, clients in FITTED)
