@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from calibration.endpoint import Endpoint, headers
@@ -28,6 +29,7 @@ GIB = 1 << 30
 POOL_MARGIN = 0.02  # share of the KV pool that may not be free although it seems so: gauges lag behind by a step
 PLATEAU_SAMPLES = 10  # of the gauges, at the least, with requests waiting
 PLATEAU_SHARE = 0.5  # of the samples with requests waiting, that show the plateau
+STATUS_LINES, STATUS_KV_USAGE = 3, 0.8  # lines of a log at the least, and the most of the pool in use, for the same
 
 # In vLLM's own configuration, as /server_info shows it in development mode: section, name, our name, type.
 _INFO = (
@@ -108,15 +110,25 @@ def discover_flags(
     engines = int(says.get("data_parallel_size", 1))
     if run is not None:
         sources.append(infer_max_num_seqs(run, endpoint.kv_pool_tokens, engines))
+    if log is not None:
+        sources.append(max_num_seqs_in_status(log, engines))
     known = resolve_flags(*sources)
-    doubts = [*_wrong_log(endpoint, log), *known.contradictions, *_too_few_sequences(known, run, engines)]
+    doubts = [
+        *_wrong_log(endpoint, log),
+        *_not_simulated(log, info),
+        *known.contradictions,
+        *_too_few_sequences(known, run, engines),
+    ]
     return replace(known, contradictions=doubts)
 
 
 def server_info(endpoint: Endpoint, timeout: float = 30.0) -> dict[str, Any] | None:
     """vLLM's whole configuration, which it shows in development mode only; None otherwise. `timeout` in seconds."""
     text, _ = fetch(
-        f"{endpoint.url}/server_info?config_format=json", headers=headers(endpoint.api_key), timeout=timeout
+        f"{endpoint.url}/server_info?config_format=json",
+        headers=headers(endpoint.api_key),
+        timeout=timeout,
+        insecure=endpoint.insecure,
     )
     try:
         info = json.loads(text or "")
@@ -179,6 +191,19 @@ def infer_max_num_seqs(run: Run, pool_tokens: int | None, engines: int = 1) -> d
     return {"max_num_seqs": Found(peak // engines, "inferred", why)}
 
 
+def max_num_seqs_in_status(log: ServerLog, engines: int = 1) -> dict[str, Found]:
+    """The same from the lines that vLLM writes every ten seconds, of one engine each or of all `engines` together."""
+    status = log.status[log.status["preemptions"] == 0]
+    running = status["running"].to_numpy(np.float64) / np.where(status["engine"] < 0, engines, 1)
+    crowded = running[((status["waiting"] > 0) & (status["kv_usage"] < STATUS_KV_USAGE)).to_numpy()]
+    peak = float(running.max(initial=0.0))
+    at_peak = int((crowded == peak).sum())
+    if peak < 1 or peak != int(peak) or at_peak < STATUS_LINES or at_peak < PLATEAU_SHARE * len(crowded):
+        return {}
+    why = f"never more ran, though others waited and KV cache was free, in {at_peak} lines of the log"
+    return {"max_num_seqs": Found(int(peak), "inferred", why)}
+
+
 def most_running(run: Run) -> int:
     """The most requests that ran at once, on all engines together; 0 where the server does not tell."""
     seen = [level.timeline for level in run.levels if _tells_waiting(level)]
@@ -208,6 +233,15 @@ def _wrong_log(endpoint: Endpoint, log: ServerLog | None) -> list[str]:
     if log is None or not log.served_names or endpoint.model in log.served_names:
         return []
     return [f"the log is of a server of {log.served_names[0]}, not of {endpoint.model}: is it the right one?"]
+
+
+def _not_simulated(log: ServerLog | None, info: Mapping[str, Any] | None) -> list[str]:
+    """A sentence where the server does what the simulator does not know."""
+    speculative = _section(info or {}, "vllm_config").get("speculative_config")
+    speculative = speculative or (log.arguments.get("speculative_config") if log else None)
+    if not speculative:
+        return []
+    return ["the server decodes speculatively, which is not simulated: measure without it, or expect wrong predictions"]
 
 
 def _too_few_sequences(known: ServerFlags, run: Run | None, engines: int) -> list[str]:

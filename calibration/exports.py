@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pandas as pd
 
 from simulator.run import Level, Run
 from simulator.summary import LATENCIES, PERCENTILES, Summary, summarize
-from simulator.workload import ClosedLoop, OpenLoop
+from simulator.workload import Load, OpenLoop, Workload
 
 NOT_METADATA = ("model", "source", "source_version", "metadata", "url")
 
@@ -28,6 +29,40 @@ def save_vllm_bench(run: Run, path: str | Path) -> None:
     """Write every level of `run` to one file, objects one after the other as ``--append-result`` does."""
     texts = [json.dumps(vllm_bench_result(level, run), allow_nan=False) for level in run.levels]
     Path(path).write_text("\n".join(texts) + "\n", encoding="utf-8")
+
+
+class ExportError(ValueError):
+    """A place where nothing can be written. The message is one line."""
+
+
+def check_exportable(path: str | Path) -> None:
+    """Raise `ExportError` where `export_vllm_bench` could not write, or would replace what is there."""
+    path = Path(path)
+    if path.suffix == ".json":
+        if path.exists():
+            raise ExportError(f"{path} is there already; choose another file or remove it first")
+        if not path.parent.is_dir():
+            raise ExportError(f"{path} cannot be written: there is no folder {path.parent}")
+    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ExportError(f"{path} is not an empty folder; choose another one, or a file that ends in .json")
+
+
+def export_vllm_bench(run: Run, path: str | Path) -> None:
+    """Write `run` to one file whose name ends in .json, or to a folder with a file for each level."""
+    path = Path(path)
+    check_exportable(path)
+    if path.suffix == ".json":
+        save_vllm_bench(run, path)
+        return
+    path.mkdir(parents=True, exist_ok=True)
+    for number, level in enumerate(run.levels):
+        save_vllm_bench(replace(run, levels=[level]), path / f"{number:03d}-{_file_name(level)}.json")
+
+
+def _file_name(level: Level) -> str:
+    """The load in a name that every file system takes: ``concurrency16`` or ``2.5qps``, as vLLM bench writes them."""
+    load = level.workload
+    return f"{load.request_rate:g}qps" if load.request_rate is not None else f"concurrency{load.concurrency}"
 
 
 def vllm_bench_result(level: Level, run: Run) -> dict[str, Any]:
@@ -44,7 +79,7 @@ def vllm_bench_result(level: Level, run: Run) -> dict[str, Any]:
         "tokenizer_id": None,
         "num_prompts": len(requests),
         **_metadata(run),
-        **_load(level.workload.arrivals),
+        **_load(level.workload),
         "duration": level.duration,
         "completed": summary.completed,
         "failed": summary.errors,
@@ -69,12 +104,17 @@ def vllm_bench_result(level: Level, run: Run) -> dict[str, Any]:
     return result | _statistics(level, summary)
 
 
-def _load(arrivals: ClosedLoop | OpenLoop) -> dict[str, object]:
+def _load(load: Load) -> dict[str, object]:
     """The load by the names of vLLM bench's options; a closed loop sends as fast as its clients come free."""
-    if isinstance(arrivals, ClosedLoop):
-        return {"request_rate": "inf", "burstiness": 1.0, "max_concurrency": arrivals.concurrency}
-    rate, burstiness = _finite_or_inf(arrivals.request_rate), _finite_or_inf(arrivals.burstiness)
-    return {"request_rate": rate, "burstiness": burstiness, "max_concurrency": None}
+    if load.request_rate is None:
+        return {"request_rate": "inf", "burstiness": 1.0, "max_concurrency": load.concurrency}
+    arrivals = load.arrivals if isinstance(load, Workload) else None
+    burstiness = arrivals.burstiness if isinstance(arrivals, OpenLoop) else 1.0
+    return {
+        "request_rate": _finite_or_inf(load.request_rate),
+        "burstiness": _finite_or_inf(burstiness),
+        "max_concurrency": load.max_concurrency,
+    }
 
 
 def _gaps(level: Level) -> list[list[float]]:

@@ -11,6 +11,7 @@ from calibration.roofline import server_priors
 from calibration.step_fit import Coefficient as FittedCoefficient
 from calibration.step_fit import FitError, StepTimeFit, fit_step_time
 from calibration.step_rows import observations
+from calibration.sweep_plan import is_probe
 from calibration.validate import noise_floor, validate
 from simulator.engine_flags import EngineFlags
 from simulator.profile import Coefficient, Coefficients, LevelErrors, MeasuredRange, Profile, Provenance
@@ -71,8 +72,9 @@ def _positive_int(value: object) -> int | None:
 
 
 def _held_out(level: Level, hold_out: Sequence[int]) -> bool:
-    """Lone prompts at concurrency 1 always enter the fit; only they show what a prompt costs by itself."""
-    return level.workload.concurrency in hold_out and level.workload.concurrency != 1
+    """Lone prompts at concurrency 1 and other probes always enter the fit; only they show some of the costs."""
+    clients = level.workload.concurrency
+    return clients in hold_out and clients != 1 and not is_probe(level.workload)
 
 
 def _coefficients(refined: Refinement, fit: StepTimeFit) -> Coefficients:
@@ -121,7 +123,7 @@ def _measured_range(levels: Sequence[Level], flags: EngineFlags, fit: Refinement
     totals = [
         int(size) for level in levels for size in (level.completed["prompt_tokens"] + level.completed["output_tokens"])
     ]
-    clients = [level.workload.concurrency or 1 for level in levels]
+    clients = [level.workload.concurrency or 1 for level in levels if not is_probe(level.workload)]
     return MeasuredRange(
         concurrency=(min(clients), max(clients)),
         sequences=(1, max(1, seen.most_sequences)),

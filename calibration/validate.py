@@ -1,7 +1,8 @@
 """A measured run beside its prediction, level by level, metric by metric.
 
 Both play the same workload: as many requests, with the same lengths. An error is (predicted - measured) / measured.
-Where the measured run repeats a level, the spread between the repeats says how small an error can mean anything.
+Where the measured run repeats a level, the spread between the repeats says how small an error can mean anything; else
+the one that the profile keeps of its calibration.
 """
 
 from __future__ import annotations
@@ -18,20 +19,31 @@ from simulator.prediction import predict
 from simulator.profile import Profile
 from simulator.run import Level, Run
 from simulator.summary import summarize
-from simulator.workload import Workload
+from simulator.workload import Load, Workload
 
 METRICS = (
     "output_throughput",
     "mean_concurrency",
     *(f"{percentile}_{latency}" for latency in ("ttft", "tpot", "itl", "e2el") for percentile in ("p50", "p90", "p99")),
 )
+# flags that a run may state of its server
+STATED_SIZES = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "block_size",
+    "num_gpu_blocks",
+    "long_prefill_token_threshold",
+)
+STATED_SWITCHES = ("async_scheduling", "enable_chunked_prefill")
 
 
 @dataclass(frozen=True)
 class Comparison:
     """One metric of one level. Latencies are seconds, throughput is tokens a second.
 
-    `noise` is the relative spread of the metric over repeats of the level, None where the level was measured once.
+    `noise` is the relative spread of the metric over repeats of the level or, where it was measured once, over those of
+    the calibration; None where nothing was repeated.
     """
 
     metric: str
@@ -49,7 +61,7 @@ class Comparison:
 class LevelValidation:
     """One measured level and its prediction, by metric."""
 
-    workload: Workload
+    workload: Load
     metrics: dict[str, Comparison]
 
     @property
@@ -69,7 +81,7 @@ class Validation:
         """One row for each metric of each level."""
         rows = [
             {
-                "level": str(level.workload.arrivals),
+                "level": level.workload.label,
                 "workload": level.workload.describe(),
                 "metric": metric.metric,
                 "measured": metric.measured,
@@ -90,35 +102,48 @@ def validate(measured: Run, profile: Profile, flags: EngineFlags | None = None) 
     """
     flags = flags or flags_of(measured, profile.engine_flags)
     predicted = predict(profile, [level.workload for level in measured.levels], flags)
-    notes = [*_differences(measured, profile, flags)]
-    return replace(compare(measured, predicted), notes=notes + _level_notes(measured))
+    notes = differences(measured.server, profile, flags) + _level_notes(measured)
+    return replace(compare(measured, predicted, profile.noise), notes=notes)
 
 
-def compare(measured: Run, predicted: Run) -> Validation:
-    """Two runs of the same levels, in the same order."""
+def compare(measured: Run, predicted: Run, floor: Mapping[str, float] | None = None) -> Validation:
+    """Two runs of the same levels, in the same order; `floor` is the noise of levels that were measured once."""
     if [level.workload for level in measured.levels] != [level.workload for level in predicted.levels]:
         raise ValueError("the two runs are not of the same levels of load")
     noise = _noise(measured.levels)
     levels = [
         LevelValidation(
             measured_level.workload,
-            _comparisons(measured_level, predicted_level, noise.get(_repeated(measured_level.workload), {})),
+            _comparisons(measured_level, predicted_level, noise.get(_repeated(measured_level.workload), floor or {})),
         )
         for measured_level, predicted_level in zip(measured.levels, predicted.levels, strict=True)
     ]
     return Validation(levels, [])
 
 
+def noise_floor(levels: Sequence[Level]) -> dict[str, float]:
+    """The range of each metric over repeats of a level by its mean, the largest of all levels that were repeated.
+
+    Empty where no level was measured twice. Repeats have the same load; their seeds may differ.
+    """
+    found: dict[str, float] = {}
+    for ranges in _noise(levels).values():
+        for name, value in ranges.items():
+            if math.isfinite(value):
+                found[name] = max(found.get(name, 0.0), value)
+    return found
+
+
 def flags_of(measured: Run, flags: EngineFlags) -> EngineFlags:
     """`flags` with what the measured run says of its server's flags."""
     server = measured.server
-    names = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_gpu_blocks")
-    known: dict[str, Any] = {name: server[name] for name in names if type(server.get(name)) is int}
+    kinds = {int: STATED_SIZES, bool: STATED_SWITCHES, str: ("scheduling_policy",)}
+    known: dict[str, Any] = {
+        name: server[name] for kind, names in kinds.items() for name in names if type(server.get(name)) is kind
+    }
     if "num_gpu_blocks" in known:
         engines = server.get("engines")
         known["num_gpu_blocks"] //= engines if isinstance(engines, int) and engines > 0 else 1
-    if type(server.get("async_scheduling")) is bool:
-        known["async_scheduling"] = server["async_scheduling"]
     return flags.changed(**known)
 
 
@@ -127,9 +152,9 @@ def _comparisons(measured: Level, predicted: Level, noise: Mapping[str, float]) 
     return {name: Comparison(name, _number(ours[name]), _number(theirs[name]), noise.get(name)) for name in METRICS}
 
 
-def _noise(levels: Sequence[Level]) -> dict[Workload, dict[str, float]]:
+def _noise(levels: Sequence[Level]) -> dict[Load, dict[str, float]]:
     """For every level that was measured more than once, the range of each metric over its repeats by its mean."""
-    groups: dict[Workload, list[dict[str, float]]] = {}
+    groups: dict[Load, list[dict[str, float]]] = {}
     for level in levels:
         numbers = summarize(level).flat()
         groups.setdefault(_repeated(level.workload), []).append({name: _number(numbers[name]) for name in METRICS})
@@ -142,18 +167,19 @@ def _relative_ranges(repeats: Sequence[Mapping[str, float]]) -> dict[str, float]
     return {str(name): float(value) for name, value in ranges.items()}
 
 
-def _repeated(workload: Workload) -> Workload:
+def _repeated(load: Load) -> Load:
     """What two repeats of a level have in common: all but the seed."""
-    return replace(workload, seed=0)
+    return replace(load, seed=0) if isinstance(load, Workload) else load
 
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
 
-def _differences(measured: Run, profile: Profile, flags: EngineFlags) -> list[str]:
+def differences(server: Mapping[str, object], profile: Profile, flags: EngineFlags) -> list[str]:
+    """In what the measured server, predicted with `flags`, differs from the profile's; a sentence each."""
     notes = []
-    model, version = measured.server.get("model"), measured.server.get("engine_version")
+    model, version = server.get("model"), server.get("engine_version")
     if model is not None and model != profile.model:
         notes.append(f"measured was {model}, the profile is of {profile.model}")
     if version is not None and version != profile.engine_version:
@@ -170,5 +196,5 @@ def _level_notes(measured: Run) -> list[str]:
     said: dict[str, list[str]] = {}
     for level in measured.levels:
         for note in level.notes:
-            said.setdefault(note, []).append(str(level.workload.arrivals))
+            said.setdefault(note, []).append(level.workload.label)
     return [f"measured {', '.join(dict.fromkeys(levels))}: {note}" for note, levels in said.items()]

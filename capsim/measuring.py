@@ -1,115 +1,193 @@
-"""What ``sweep`` and ``calibrate`` share: a measurement with a progress bar that can be interrupted without loss."""
+"""What the commands that measure share: the load, the server, and a measurement that can be interrupted and resumed."""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from capsim.errors import CommandError
-from capsim.options import INPUT_LEN, OUTPUT_LEN
+from capsim.options import integers, reals, request_shapes
 from capsim.progress import sweep_progress
 
 if TYPE_CHECKING:
     from calibration.endpoint import Endpoint
+    from calibration.gpu import GpuReading
     from calibration.server_flags import ServerFlags
-    from calibration.sweep import SweepPlan
+    from calibration.server_log import ServerLog
+    from calibration.sweep import NextLevel
+    from calibration.sweep_plan import SweepPlan
     from simulator.run import Run
+    from simulator.workload import Workload
+
+CLIENTS = "1,2,4,8,16"  # unless a load is given
 
 
-def plan(
-    server: Endpoint,
-    clients: Sequence[int],
-    input_len: int | None,
-    output_len: int | None,
-    num_prompts: int | None,
-    probes: bool = True,
-) -> SweepPlan:
+@dataclass(frozen=True)
+class LoadOptions:
+    """The levels of load as the command line states them, under the names of its options."""
+
+    concurrency: str | None = None
+    request_rate: str | None = None
+    burstiness: float = 1.0
+    input_len: int | None = None
+    output_len: int | None = None
+    range_ratio: float = 0.0
+    shapes: str | None = None
+    num_prompts: int | None = None
+    requests_per_client: int | None = None
+
+    @property
+    def is_given(self) -> bool:
+        return self.concurrency is not None or self.request_rate is not None
+
+    @property
+    def is_paced(self) -> bool:
+        """Whether the server's pace decides how many requests the levels get."""
+        return self.num_prompts is None and self.requests_per_client is None
+
+    def levels(self) -> list[Workload]:
+        """Closed loops first, then open ones; `CLIENTS` where neither is given."""
+        from simulator.levels import LoadError, plan_levels
+
+        if self.requests_per_client is not None and self.request_rate is not None:
+            raise LoadError("--requests-per-client goes with --concurrency alone; give --num-prompts")
+        shapes = request_shapes(self.input_len, self.output_len, self.range_ratio, self.shapes)
+        concurrency = self.concurrency if self.is_given else CLIENTS
+        found: list[Workload] = []
+        if concurrency is not None:
+            found += plan_levels(
+                shapes,
+                concurrency=integers("--concurrency", concurrency),
+                num_prompts=self.num_prompts,
+                requests_per_client=self.requests_per_client,
+            )
+        if self.request_rate is not None:
+            found += plan_levels(
+                shapes,
+                request_rate=reals("--request-rate", self.request_rate),
+                burstiness=self.burstiness,
+                num_prompts=self.num_prompts,
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """A server as the command line names it. `flags` are the engine flags that its owner states."""
+
+    url: str
+    model: str | None
+    api_key: str | None
+    insecure: bool
+    flags: Mapping[str, object]
+    server_log: Path | None = None
+    dcgm_url: str | None = None
+
+
+@dataclass(frozen=True)
+class KnownServer:
+    """A live server and what could be learnt of it without loading it."""
+
+    endpoint: Endpoint
+    stated: Mapping[str, object]
+    log: ServerLog | None
+    info: Mapping[str, Any] | None
+    gpus: GpuReading
+
+    def flags(self, run: Run | None = None) -> ServerFlags:
+        """Its flags and where each is from; a `run` measured on it tells more."""
+        from calibration.discovery import discover_flags
+
+        fingerprint = str(run.server.get("system_fingerprint", "")) if run else ""
+        return discover_flags(
+            self.endpoint, self.stated, log=self.log, info=self.info, fingerprint=fingerprint, gpus=self.gpus, run=run
+        )
+
+    def facts(self) -> dict[str, object]:
+        """What a run keeps of it besides what the endpoint tells: nothing that is assumed."""
+        found = self.flags().found
+        return {name: fact.value for name, fact in found.items() if fact.source in ("stated", "server", "log")}
+
+
+def ask_server(options: ServerOptions) -> KnownServer:
+    """Ask a server and its log what it is. Raises where it cannot be measured, or where flags contradict each other."""
+    from calibration.discovery import server_info
+    from calibration.endpoint import discover
+    from calibration.gpu import read_gpus
+    from calibration.server_log import read_server_log
+    from simulator.vllm_flags import parse_flags
+
+    log = read_server_log(options.server_log) if options.server_log else None
+    endpoint = discover(options.url, model=options.model, api_key=options.api_key, insecure=options.insecure)
+    info, gpus = server_info(endpoint), read_gpus(endpoint.url, options.dcgm_url)
+    stated = parse_flags(options.flags)
+    kept = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size")
+    endpoint = replace(endpoint, **{name: stated[name] for name in kept if name in stated})
+    known = KnownServer(endpoint, options.flags, log, info, gpus)
+    known.flags()  # what contradicts itself is refused before anything is measured
+    return known
+
+
+def plan(server: KnownServer, load: LoadOptions, *, probes: bool, repeat: bool = False) -> SweepPlan:
     """The levels to measure. Raises `CommandError` for a load that the server cannot take."""
-    from calibration.sweep import plan_sweep
+    from calibration.sweep_plan import plan_sweep
 
-    lengths = (INPUT_LEN if input_len is None else input_len, OUTPUT_LEN if output_len is None else output_len)
+    levels = load.levels()
     try:
-        return plan_sweep(*lengths, clients, server.max_model_len, num_prompts, probes)
+        return plan_sweep(levels, server.endpoint.max_model_len, paced=load.is_paced, probes=probes, repeat=repeat)
     except ValueError as problem:
         raise CommandError(str(problem)) from None
 
 
-def state_flags(server: Endpoint, flags: Mapping[str, object]) -> Endpoint:
-    """The server with what its owner says of its flags, so that the run keeps it."""
-    from simulator.vllm_flags import parse_flags
-
-    stated = parse_flags(flags)
-    kept = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size")
-    return replace(server, **{name: stated[name] for name in kept if name in stated})
-
-
-@dataclass(frozen=True)
-class Sweeping:
-    """What to measure, and where to keep it."""
-
-    clients: Sequence[int]
-    input_len: int | None
-    output_len: int | None
-    num_prompts: int | None
-    folder: Path
-
-
-def from_server(
-    url: str,
-    model: str | None,
-    api_key: str | None,
-    flags: Mapping[str, object],
-    sweeping: Sweeping,
+def measure(
+    server: KnownServer,
+    levels: SweepPlan,
+    folder: Path,
     *,
-    server_log: Path | None,
-    dcgm_url: str | None,
-) -> tuple[Run, ServerFlags]:
-    """Measure a live server; the run, and all that is known of the server's flags afterwards."""
-    from calibration.discovery import discover_flags, server_info
-    from calibration.endpoint import discover
-    from calibration.gpu import read_gpus
-    from calibration.server_log import read_server_log
+    resume: bool = False,
+    choose: NextLevel | None = None,
+    budget: float | None = None,
+) -> Run:
+    """Measure and keep the run in `folder`. An interrupt keeps the finished levels and says how to go on.
 
-    log = read_server_log(server_log) if server_log else None
-    server = discover(url, model=model, api_key=api_key)
-    info, gpus = server_info(server), read_gpus(server.url, dcgm_url)
-    discover_flags(server, flags, log=log, info=info, gpus=gpus)  # what contradicts itself is refused before measuring
-    levels = plan(server, sweeping.clients, sweeping.input_len, sweeping.output_len, sweeping.num_prompts)
-    run = measure(state_flags(server, flags), levels, sweeping.folder)
-    fingerprint = str(run.server.get("system_fingerprint", ""))
-    known = discover_flags(server, flags, log=log, info=info, fingerprint=fingerprint, gpus=gpus, run=run)
-    if gpu := known.found.get("gpu"):
-        run.server.setdefault("gpu", gpu.value)
-    return run, known
+    `choose` names further levels after the planned ones, for `budget` seconds in all.
+    """
+    from calibration.sweep import run_sweep
+
+    try:
+        with sweep_progress(budget) as tell:
+            return run_sweep(server.endpoint, levels, folder, tell, facts=server.facts(), choose=choose, resume=resume)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_kept(folder)) from None
 
 
 def from_files(paths: Sequence[Path], flags: Mapping[str, object], server_log: Path | None) -> tuple[Run, ServerFlags]:
     """A run measured before, by capsim or by another tool, and what is known of its server's flags."""
     from calibration.discovery import log_facts
-    from calibration.imports import import_files
     from calibration.server_flags import resolve_flags, stated_flags, told
     from calibration.server_log import read_server_log
     from simulator.engine_flags import EngineFlags
-    from simulator.run_files import load_run
 
-    run = load_run(paths[0]) if len(paths) == 1 and paths[0].is_dir() else import_files(paths)
+    run = read_measured(paths)
     names = [field.name for field in fields(EngineFlags)] + ["kv_tokens"]
     facts = {name: run.server[name] for name in names if name in run.server}
+    blocks, engines = facts.get("num_gpu_blocks"), run.server.get("engines")
+    if isinstance(blocks, int) and isinstance(engines, int) and engines > 1:
+        facts["num_gpu_blocks"] = blocks // engines
     log = log_facts(read_server_log(server_log)) if server_log else {}
     return run, resolve_flags(stated_flags(flags), told("server", facts), told("log", log))
 
 
-def measure(server: Endpoint, levels: SweepPlan, folder: Path) -> Run:
-    """Measure and keep the run in `folder`. An interrupt keeps the finished levels and says so."""
-    from calibration.sweep import run_sweep
+def read_measured(paths: Sequence[Path]) -> Run:
+    """The run in a folder of capsim's, or in result files of other tools."""
+    from calibration.imports import import_files
+    from simulator.run_files import load_run
 
-    try:
-        with sweep_progress() as tell:
-            return run_sweep(server, levels, folder, tell)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(_kept(folder)) from None
+    return load_run(paths[0]) if len(paths) == 1 and paths[0].is_dir() else import_files(paths)
 
 
 def _kept(folder: Path) -> str:
@@ -121,4 +199,10 @@ def _kept(folder: Path) -> str:
         count = 0
     if not count:
         return "no level was finished yet"
-    return f"{count} finished {'level is' if count == 1 else 'levels are'} kept in {folder}"
+    kept = f"{count} finished {'level is' if count == 1 else 'levels are'} kept in {folder}"
+    return f"{kept}; to go on: {_resuming(sys.argv[1:])}"
+
+
+def _resuming(arguments: Sequence[str]) -> str:
+    """The command that continues what was interrupted."""
+    return shlex.join(["capsim", *arguments, *([] if "--resume" in arguments else ["--resume"])])

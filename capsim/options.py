@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -52,6 +53,14 @@ Targets = Annotated[
     str | None,
     typer.Option("--slo", metavar="NAME:MS,...", help="Targets in ms, such as p99_ttft:2000,p99_itl:100."),
 ]
+NumPrompts = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Requests of each level; else as time allows.", rich_help_panel=LOAD),
+]
+RequestsPerClient = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Closed loop: requests for each client.", rich_help_panel=LOAD),
+]
 SaveDir = Annotated[
     Path | None, typer.Option("--save", metavar="DIR", help="Save the run, all tables, here.", rich_help_panel=OUTPUT)
 ]
@@ -65,7 +74,7 @@ AsCsv = Annotated[
 Intervals = Annotated[
     bool,
     typer.Option(
-        "--intervals", help="Add 90 % intervals: each level is simulated 16 times more.", rich_help_panel=OUTPUT
+        "--intervals/--no-intervals", help="90 % intervals; without them it is faster.", rich_help_panel=OUTPUT
     ),
 ]
 Endpoint = Annotated[
@@ -79,6 +88,21 @@ Model = Annotated[
 ApiKeyFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="File with the API key; else OPENAI_API_KEY.", rich_help_panel=SERVER),
+]
+
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Take a TLS certificate of unknown origin.", rich_help_panel=SERVER)
+]
+ServerLog = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="The server's log: it tells flags and memory.", rich_help_panel=SERVER),
+]
+DcgmUrl = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="DCGM exporter that tells the GPU.", rich_help_panel=SERVER),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue an interrupted measurement: keep its finished levels.")
 ]
 
 
@@ -171,7 +195,7 @@ def request_shapes(
     input_len: int | None, output_len: int | None, range_ratio: float, shapes: str | None
 ) -> list[Shape]:
     """Kinds of requests from the options that describe them."""
-    from simulator.levels import LoadError, parse_shape, uniform_shape
+    from simulator.levels import LoadError, parse_shapes, uniform_shape
     from simulator.workload import Length
 
     try:
@@ -180,13 +204,21 @@ def request_shapes(
             return [uniform_shape(prompt, output, range_ratio)]
         if input_len is not None or output_len is not None or range_ratio:
             raise LoadError("give either --shapes, or --input-len, --output-len and --range-ratio")
-        return [parse_shape(part) for part in shapes.split(",")]
+        return parse_shapes(shapes)
     except ValueError as problem:
         raise typer.BadParameter(str(problem), param_hint="the load") from None
 
 
 def _or(value: int | None, default: int) -> int:
     return default if value is None else value
+
+
+def seconds_of(option: str, text: str) -> float:
+    """Seconds from ``300``, ``300s``, ``5m`` or ``1.5h``."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([smh]?)\s*", text)
+    if not found or not float(found[1]):
+        raise typer.BadParameter(f"{text!r} is not a time such as 5m or 300s", param_hint=option)
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 def read_key(file: Path | None) -> str | None:

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from simulator.engine_flags import EngineFlags
     from simulator.profile import Profile
     from simulator.run import Run
-    from simulator.workload import Workload
+    from simulator.workload import Load
 
 
 def predict_with_progress(
-    profile: Profile, workloads: Sequence[Workload], flags: EngineFlags, with_intervals: bool = False
+    profile: Profile, workloads: Sequence[Load], flags: EngineFlags, with_intervals: bool = False
 ) -> Run:
     """`simulator.prediction.predict` with a bar that counts levels."""
     from simulator.prediction import predict
@@ -35,11 +35,11 @@ def predict_with_progress(
 
 
 @contextmanager
-def sweep_progress() -> Iterator[Callable[[SweepProgress], None]]:
-    """A listener for `calibration.sweep.run_sweep`: level, requests done, time left."""
+def sweep_progress(budget: float | None = None) -> Iterator[Callable[[SweepProgress], None]]:
+    """A listener for `calibration.sweep.run_sweep`: level, requests done, time left, of `budget` seconds if given."""
     screen = console(stderr=True)
     if not screen.is_terminal:
-        yield _line_a_level(screen)
+        yield _line_a_level(screen, budget)
         return
     columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
     with Progress(*columns, console=screen, transient=True) as progress:
@@ -52,22 +52,27 @@ def sweep_progress() -> Iterator[Callable[[SweepProgress], None]]:
                 description=f"{_where(seen)}: {load}",
                 completed=seen.requests_done,
                 total=seen.requests,
-                left=_left(seen.remaining),
+                left=_left(_remaining(seen, budget)),
             )
 
         yield tell
 
 
-def _line_a_level(screen: Console) -> Callable[[SweepProgress], None]:
+def _line_a_level(screen: Console, budget: float | None) -> Callable[[SweepProgress], None]:
     announced = -1
 
     def tell(seen: SweepProgress) -> None:
         nonlocal announced
         if seen.level != announced:
             announced = seen.level
-            screen.print(f"{_where(seen)}: {_load(seen)}, {_left(seen.remaining)}", markup=False)
+            screen.print(f"{_where(seen)}: {_load(seen)}, {_left(_remaining(seen, budget))}", markup=False)
 
     return tell
+
+
+def _remaining(seen: SweepProgress, budget: float | None) -> float | None:
+    """Seconds: those of the known levels or, where levels are chosen within a budget, what is left of it."""
+    return seen.remaining if budget is None else max(0.0, budget - seen.elapsed)
 
 
 def _where(seen: SweepProgress) -> str:

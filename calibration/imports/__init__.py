@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from calibration.aggregate_fit import Figure
 from calibration.imports import aiperf, guidellm, inference_perf, llmd_report, sglang, vllm_bench
 from calibration.imports.source import Format, ImportFileError, NoRequestsError, Source, read_source
-from calibration.imports.stated import StatedLevel, load_stated, save_stated, validate_stated
+from calibration.imports.stated import FIGURES, StatedLevel, is_stated, load_stated, save_stated, validate_stated
+from calibration.trial import Figure
 from simulator.run import Run
+from simulator.run_files import load_run
 
 FORMATS: tuple[Format, ...] = (
     vllm_bench.FORMAT,
@@ -28,6 +29,7 @@ FORMATS: tuple[Format, ...] = (
 NAMES = tuple(dict.fromkeys(known.name for known in FORMATS))
 
 __all__ = [
+    "FIGURES",
     "FORMATS",
     "NAMES",
     "ImportFileError",
@@ -36,6 +38,7 @@ __all__ = [
     "import_aggregates",
     "import_files",
     "import_stated",
+    "load_measured_or_stated",
     "load_stated",
     "save_stated",
     "validate_stated",
@@ -63,6 +66,22 @@ def import_files(paths: Iterable[str | Path], format: str | None = None) -> Run:
         server = run.server | server
     started = sorted(run.started_at for _, run in runs if run.started_at)
     return Run("measured", [level for _, run in runs for level in run.levels], server, started[0] if started else "")
+
+
+def load_measured_or_stated(paths: Sequence[str | Path]) -> Run | list[StatedLevel]:
+    """What was measured, wherever it lies: a run's folder, result files of other tools, or figures that were imported.
+
+    Figures where none of the files holds requests. Raises `ImportFileError`, `simulator.run_files.RunFileError`.
+    """
+    if len(paths) == 1 and Path(paths[0]).is_dir() and not (Path(paths[0]) / FIGURES).exists():
+        return load_run(paths[0])
+    files = [Path(path) / FIGURES if (Path(path) / FIGURES).exists() else Path(path) for path in paths]
+    if all(is_stated(file) for file in files):
+        return [level for file in files for level in load_stated(file)]
+    try:
+        return import_files(files)
+    except NoRequestsError:
+        return import_stated(files)
 
 
 def import_stated(paths: Iterable[str | Path], format: str | None = None) -> list[StatedLevel]:  # noqa: A002

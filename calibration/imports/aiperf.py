@@ -70,7 +70,7 @@ def read_requests(source: Source) -> Run:
         server_means=seen.means if seen else {},
     )
     if arrivals is None:
-        level.notes.append(f"the load was told from the sending times: {level.workload.arrivals}")
+        level.notes.append(f"the load was told from the sending times: {level.workload.label}")
     server = _server(summary) | (seen.server if seen else {})
     return Run("measured", [level], server, datetime.fromtimestamp(start, UTC).isoformat(timespec="seconds"))
 

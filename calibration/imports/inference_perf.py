@@ -63,7 +63,7 @@ def read_requests(source: Source) -> Run:
         if chosen:
             levels.append(level_from_records(chosen, stage.arrivals, notes))
             if stage.arrivals is None:
-                levels[-1].notes.append(f"the load was told from the sending times: {levels[-1].workload.arrivals}")
+                levels[-1].notes.append(f"the load was told from the sending times: {levels[-1].workload.label}")
     return Run("measured", levels, _server(source))
 
 

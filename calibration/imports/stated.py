@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from calibration.aggregate_fit import Figure, figure_of
 from calibration.imports.lengths import length_of
 from calibration.imports.source import Fields, ImportFileError, read_source
+from calibration.trial import Figure, figure_of
 from calibration.validate import Comparison, LevelValidation, Validation
 from simulator.engine_flags import EngineFlags
 from simulator.prediction import predict
@@ -26,6 +27,7 @@ from simulator.summary import PERCENTILES
 from simulator.workload import Shape, Workload
 
 SCHEMA_VERSION = 1
+FIGURES = "figures.json"  # in the folder that ``capsim import`` makes
 LEAST = 0.005  # relative; clocks, rounding and other definitions leave no less
 USUAL_SPREAD = 0.2  # standard deviation by mean, where a file does not state it
 
@@ -132,6 +134,13 @@ def save_stated(levels: Iterable[StatedLevel], path: Path) -> None:
     ]
     content = {"schema_version": SCHEMA_VERSION, "kind": "stated figures", "levels": rows}
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def is_stated(path: str | Path) -> bool:
+    """Whether a file is one that `save_stated` wrote."""
+    with suppress(OSError), Path(path).open("rb") as file:
+        return b'"stated figures"' in file.read(200)
+    return False
 
 
 def load_stated(path: str | Path) -> list[StatedLevel]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,14 +14,31 @@ from capsim.options import (
     OUTPUT,
     SERVER,
     ApiKeyFile,
+    Burstiness,
     Concurrency,
+    DcgmUrl,
     InputLen,
+    Insecure,
     Model,
+    NumPrompts,
     OutputLen,
+    RangeRatio,
+    RequestRate,
+    RequestsPerClient,
+    Resume,
+    ServerLog,
+    Shapes,
     integers,
     read_key,
+    seconds_of,
     with_engine_flags,
 )
+
+if TYPE_CHECKING:
+    from calibration.server_flags import ServerFlags
+    from capsim.measuring import LoadOptions, ServerOptions
+    from simulator.run import Run
+    from simulator.workload import Workload
 
 
 @with_engine_flags
@@ -44,14 +63,9 @@ def calibrate(
     ] = None,
     model: Model = None,
     api_key_file: ApiKeyFile = None,
-    server_log: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The server's log: it tells flags and memory.", rich_help_panel=SERVER),
-    ] = None,
-    dcgm_url: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="DCGM exporter that tells the GPU.", rich_help_panel=SERVER),
-    ] = None,
+    insecure: Insecure = False,
+    server_log: ServerLog = None,
+    dcgm_url: DcgmUrl = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the profile, else its file's.", rich_help_panel=OUTPUT)
     ] = None,
@@ -59,43 +73,74 @@ def calibrate(
         Path | None,
         typer.Option(metavar="DIR", help="Folder for the raw run, else FILE-run.", rich_help_panel=OUTPUT),
     ] = None,
-    concurrency: Concurrency = "1,2,4,8,16",
+    resume: Resume = False,
+    time_budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Measure for so long, 5m or 300s: each next level is the one that tells most.",
+            rich_help_panel=LOAD,
+        ),
+    ] = None,
+    concurrency: Concurrency = None,
+    request_rate: RequestRate = None,
+    burstiness: Burstiness = 1.0,
     hold_out: Annotated[
         str | None,
         typer.Option(metavar="N,...", help="Levels kept out of the fit; 0 for none.", rich_help_panel=LOAD),
     ] = None,
+    no_repeat: Annotated[
+        bool,
+        typer.Option(
+            "--no-repeat", help="Do not measure a level again at last, to know the noise.", rich_help_panel=LOAD
+        ),
+    ] = False,
     input_len: InputLen = None,
     output_len: OutputLen = None,
-    num_prompts: Annotated[
-        int | None,
-        typer.Option(min=1, help="Requests of each level; else as time allows.", rich_help_panel=LOAD),
-    ] = None,
+    range_ratio: RangeRatio = 0.0,
+    shapes: Shapes = None,
+    num_prompts: NumPrompts = None,
+    requests_per_client: RequestsPerClient = None,
     flags: dict[str, Any],
 ) -> None:
     """Measure a live server for a few minutes, fit its step times and write a profile.
 
     Takes model, KV pool and version from the server. Give --max-num-seqs and --max-num-batched-tokens as the server was
-    started with; without them vLLM's defaults are assumed, and the profile says so.
+    started with; without them vLLM's defaults are assumed, and the profile says so. Without --concurrency and
+    --request-rate: 1, 2, 4, 8 and 16 clients.
     """
     from calibration.fit import fit_profile
-    from capsim.measuring import Sweeping, from_files, from_server
+    from capsim.measuring import LoadOptions, ServerOptions, from_files
     from capsim.output import show_profile
 
     if output.is_dir() or not output.parent.is_dir():
         raise typer.BadParameter(f"{output} cannot be written: it is a folder, or is in none", param_hint="--output")
     if (endpoint is None) == (not measured):
         raise typer.BadParameter("give either a server or what was measured", param_hint="--endpoint or --from")
+    load = LoadOptions(
+        concurrency,
+        request_rate,
+        burstiness,
+        input_len,
+        output_len,
+        range_ratio,
+        shapes,
+        num_prompts,
+        requests_per_client,
+    )
     if measured:
         run, known = from_files(measured, flags, server_log)
         kept_out = _kept_out([level.workload.concurrency or 1 for level in run.levels], hold_out)
     else:
-        clients = integers("--concurrency", concurrency or "")
-        kept_out = _kept_out(clients, hold_out)
         folder = run_dir or output.with_name(f"{output.stem}-run")
-        sweeping = Sweeping(clients, input_len, output_len, num_prompts, folder)
-        run, known = from_server(
-            endpoint or "", model, read_key(api_key_file), flags, sweeping, server_log=server_log, dcgm_url=dcgm_url
-        )
+        server = ServerOptions(endpoint or "", model, read_key(api_key_file), insecure, flags, server_log, dcgm_url)
+        levels = load.levels()
+        kept_out = _kept_out([level.concurrency for level in levels if level.concurrency], hold_out)
+        if time_budget is None:
+            run, known = _measure(server, load, not no_repeat, folder, resume)
+        else:
+            chosen = _choosing(load, levels, kept_out, not no_repeat, seconds_of("--time-budget", time_budget))
+            run, known = _measure_within(chosen, server, folder, resume)
     profile = fit_profile(run, known.flags, hold_out=kept_out, name=name or output.stem)
     told = {"assumed": [*profile.assumed, *known.assumed, *known.inferred]}
     profile = profile.model_copy(update=told)
@@ -103,7 +148,59 @@ def calibrate(
     show_profile(profile)
     for doubt in known.contradictions:
         typer.echo(f"Doubtful: {doubt}")
+    if time_budget is not None and kept_out and not profile.hold_out:
+        typer.echo("The budget left no time for a level that judges the fit: give more of it, or --hold-out 0.")
     typer.echo(f"profile: {output}" + ("" if measured else f"\nraw run: {folder}"))
+
+
+def _measure(
+    options: ServerOptions, load: LoadOptions, repeat: bool, folder: Path, resume: bool
+) -> tuple[Run, ServerFlags]:
+    """The planned levels; the run, and all that is known of the server's flags afterwards."""
+    from capsim.measuring import ask_server, measure, plan
+
+    server = ask_server(options)
+    run = measure(server, plan(server, load, probes=True, repeat=repeat), folder, resume=resume)
+    return run, server.flags(run)
+
+
+@dataclass(frozen=True)
+class _Choosing:
+    """Levels to choose from within `budget` seconds, without those with as many clients as `kept_out` says."""
+
+    levels: Sequence[Workload]
+    kept_out: Sequence[int]
+    repeat: bool
+    budget: float
+
+
+def _choosing(
+    load: LoadOptions, levels: Sequence[Workload], kept_out: Sequence[int], repeat: bool, budget: float
+) -> _Choosing:
+    from capsim.errors import CommandError
+
+    if load.request_rate is not None or not load.is_paced:
+        raise CommandError("--time-budget chooses the requests itself: give --concurrency alone, to choose among")
+    return _Choosing(levels, kept_out, repeat, budget)
+
+
+def _measure_within(chosen: _Choosing, options: ServerOptions, folder: Path, resume: bool) -> tuple[Run, ServerFlags]:
+    """Levels that are chosen one after the other."""
+    from calibration.next_level import LevelChooser, candidate_levels, hold_out_levels, start_plan
+    from capsim.measuring import ask_server, measure
+
+    server = ask_server(options)
+    longest = server.endpoint.max_model_len
+    chooser = LevelChooser(
+        server.flags().flags,
+        chosen.budget,
+        candidate_levels(chosen.levels, longest, chosen.kept_out),
+        hold_out_levels(chosen.levels, chosen.kept_out),
+        chosen.repeat,
+    )
+    start = start_plan([level for level in chosen.levels if level.concurrency not in chosen.kept_out], longest)
+    run = measure(server, start, folder, resume=resume, choose=chooser, budget=chosen.budget)
+    return run, server.flags(run)
 
 
 def _kept_out(clients: list[int], hold_out: str | None) -> tuple[int, ...]:

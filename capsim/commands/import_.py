@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from calibration.imports import StatedLevel
     from capsim.output import Output
 
-FIGURES = "figures.json"
-
 
 def import_(
     files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Result files, one level or more in each.")],
@@ -50,7 +48,7 @@ def import_(
 
 def _import_aggregates(files: list[Path], file_format: str | None, output: Output, reason: Exception) -> None:
     """Keep what the files state, where none of them has requests; `reason` is the error where some have."""
-    from calibration.imports import import_stated, save_stated
+    from calibration.imports import FIGURES, import_stated, save_stated
     from capsim.errors import CommandError
     from simulator.run_files import check_free
 

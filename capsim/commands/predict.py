@@ -6,6 +6,18 @@ from typing import Annotated, Any
 
 import typer
 
+from capsim.load_options import (
+    DurationText,
+    MaxInFlight,
+    RateCurveText,
+    SessionsText,
+    Speed,
+    ThinkTimeText,
+    TraceFile,
+    TraceFormat,
+    parsed,
+    planned_load,
+)
 from capsim.options import (
     LOAD,
     AsCsv,
@@ -43,10 +55,21 @@ def predict(
     output_len: OutputLen = None,
     range_ratio: RangeRatio = 0.0,
     shapes: Shapes = None,
-    num_prompts: Annotated[int, typer.Option(min=1, help="Requests of each level.", rich_help_panel=LOAD)] = 1000,
+    sessions: SessionsText = None,
+    trace: TraceFile = None,
+    trace_format: TraceFormat = None,
+    speed: Speed = None,
+    think_time: ThinkTimeText = None,
+    rate_curve: RateCurveText = None,
+    max_in_flight: MaxInFlight = None,
+    num_prompts: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Requests of each level; 1000, or a whole trace.", rich_help_panel=LOAD),
+    ] = None,
+    duration: DurationText = None,
     seed: Seed = 0,
     slo: Targets = None,
-    intervals: Intervals = False,
+    intervals: Intervals = True,
     save: SaveDir = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
@@ -57,21 +80,34 @@ def predict(
     from capsim.output import Output, show_run
     from capsim.progress import predict_with_progress
     from capsim.shipped import find_profile
-    from simulator.levels import plan_levels
+    from simulator.arrivals import parse_curve, parse_seconds, parse_think_time
+    from simulator.levels import Levels
     from simulator.targets import parse_targets
     from simulator.vllm_flags import change_flags
 
-    if concurrency is None and request_rate is None:
+    if concurrency is None and request_rate is None and trace is None:
         concurrency = CURVE
-    workloads = plan_levels(
-        request_shapes(input_len, output_len, range_ratio, shapes),
+    levels = Levels(
         concurrency=None if concurrency is None else integers("--concurrency", concurrency),
         request_rate=None if request_rate is None else reals("--request-rate", request_rate),
-        burstiness=burstiness,
+        burstiness=None if trace is not None and burstiness == 1 else burstiness,  # a trace keeps its pattern
+        think_time=parsed("--think-time", think_time, parse_think_time),
+        max_concurrency=max_in_flight,
+        rate_curve=parsed("--rate-curve", rate_curve, parse_curve),
         num_prompts=num_prompts,
+        duration=parsed("--duration", duration, parse_seconds),
+        speed=speed,
         seed=seed,
+    )
+    loads = planned_load(
+        levels,
+        shapes=lambda: request_shapes(input_len, output_len, range_ratio, shapes),
+        sessions=sessions,
+        trace=trace,
+        trace_format=trace_format,
+        plain=input_len is None and output_len is None and not range_ratio and shapes is None,
     )
     output = Output(as_json, as_csv, save, overwrite, parse_targets(slo) if slo else {})
     server = find_profile(profile)
     engine_flags = change_flags(server.engine_flags, flags, server.kv_bytes_per_token)
-    show_run(server.name, predict_with_progress(server, workloads, engine_flags, intervals), output)
+    show_run(server.name, predict_with_progress(server, loads, engine_flags, intervals), output)

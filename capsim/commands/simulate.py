@@ -13,7 +13,7 @@ from capsim.options import AsCsv, AsJson, Intervals, Overwrite, SaveDir, with_en
 def simulate(
     name: Annotated[str, typer.Argument(metavar="SCENARIO", help="A scenario's file, or the name of a shipped one.")],
     *,
-    intervals: Intervals = False,
+    intervals: Intervals = True,
     save: SaveDir = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,

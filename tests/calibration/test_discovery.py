@@ -9,11 +9,18 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from calibration.discovery import discover_flags, fingerprint_facts, infer_max_num_seqs, info_facts, server_info
+from calibration.discovery import (
+    discover_flags,
+    fingerprint_facts,
+    infer_max_num_seqs,
+    info_facts,
+    max_num_seqs_in_status,
+    server_info,
+)
 from calibration.endpoint import Endpoint
 from calibration.gpu import Gpu, GpuReading
 from calibration.log_lines import MemoryUse
-from calibration.server_log import ServerLog, read_server_log
+from calibration.server_log import STATUS_COLUMNS, ServerLog, read_server_log
 from simulator.run import GAP_COLUMNS, REQUEST_COLUMNS, TIMELINE_COLUMNS, Level, Run
 from simulator.workload import ClosedLoop, Length, Shape, Workload
 from tests.calibration.test_gpu import exporter
@@ -233,3 +240,49 @@ def test_a_run_shows_no_limit(run: Run, why: str) -> None:
 def test_a_limit_needs_a_known_pool_and_equal_engines() -> None:
     assert infer_max_num_seqs(PLATEAU, None) == {}
     assert infer_max_num_seqs(PLATEAU, 16_000, engines=3) == {}
+
+
+def status(*lines: tuple[int, int, float, int], engine: int = 0) -> ServerLog:
+    """A log whose lines tell running, waiting, the use of the KV pool and preemptions."""
+    rows = [
+        {"running": running, "waiting": waiting, "kv_usage": usage, "preemptions": preempted, "engine": engine}
+        for running, waiting, usage, preempted in lines
+    ]
+    return ServerLog(status=pd.DataFrame(rows, columns=list(STATUS_COLUMNS)))
+
+
+CROWD = [(2, 0, 0.1, 0), (4, 3, 0.3, 0), (4, 6, 0.4, 0), (4, 2, 0.3, 0), (1, 0, 0.1, 0)]
+
+
+def test_max_num_seqs_shows_in_the_log_where_the_server_tells_nothing() -> None:
+    assert max_num_seqs_in_status(status(*CROWD))["max_num_seqs"].value == 4
+    assert max_num_seqs_in_status(status(*CROWD, engine=-1), engines=2)["max_num_seqs"].value == 2
+    known = discover_flags(Endpoint("http://host", "demo"), log=status(*CROWD))
+    assert (known.flags.max_num_seqs, known.sources["max_num_seqs"]) == (4, "inferred")
+    assert known.inferred == [
+        "max_num_seqs = 4: never more ran, though others waited and KV cache was free, in 3 lines of the log"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (CROWD[:3], "too few lines"),
+        ([(4, 0, 0.3, 0)] * 9, "nobody waits"),
+        ([(4, 3, 0.95, 0)] * 9, "the pool is full"),
+        ([(4, 3, 0.3, 1)] * 9, "requests were preempted"),
+        ([(5, 0, 0.3, 0), *CROWD], "more ran at another time"),
+        ([(3, 3, 0.3, 0)] * 9 + CROWD, "usually fewer ran though others waited"),
+        ([], "an idle server"),
+    ],
+)
+def test_a_log_shows_no_limit(lines: list[tuple[int, int, float, int]], why: str) -> None:
+    assert max_num_seqs_in_status(status(*lines)) == {}, why
+
+
+def test_speculative_decoding_is_said_to_be_beyond_the_simulator() -> None:
+    info = {"vllm_config": {**INFO["vllm_config"], "speculative_config": {"method": "ngram"}}}  # type: ignore[dict-item]
+    log = ServerLog(arguments={"speculative_config": {"method": "eagle3"}})
+    for known in (discover_flags(ENDPOINT, info=info), discover_flags(ENDPOINT, log=log)):
+        assert any("decodes speculatively" in doubt for doubt in known.contradictions)
+    assert not any("speculatively" in doubt for doubt in discover_flags(ENDPOINT, info=INFO).contradictions)
