@@ -16,7 +16,7 @@ PROBE_REPEATS = 5
 MIXED_CLIENTS, MIXED_OUTPUT, MIXED_REQUESTS = 2, 32, 24  # prompts of all lengths beside another client's decoding
 CROWD, CROWD_REQUESTS = 16, 96  # clients with short requests, such as the two below
 TOGETHER = Shape(Length.fixed(64), Length.fixed(16))  # all alike, so they come together and queue at the API server
-IN_TURN = Shape(Length(32, 256), Length(8, 24))  # they come one by one, so most steps carry a prompt and many decodes
+IN_TURN = Shape(Length(64, 256), Length(8, 24))  # they come one by one, so most steps carry a prompt and many decodes
 WARM_UP_OUTPUT = 16  # tokens, of warm-up requests that only fill the batch
 OPEN_CROWD = 8  # requests at once in the warm-up of an open loop
 

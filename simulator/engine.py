@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import simpy
 from simpy.events import EventPriority
@@ -25,9 +26,12 @@ AFTER_ALL_ELSE = EventPriority(
 class Engine:
     """One engine in SimPy's time. `submit` hands it a request; the event that it returns happens at the last token."""
 
-    def __init__(self, env: simpy.Environment, core: EngineCore) -> None:
+    def __init__(self, env: simpy.Environment, core: EngineCore, horizon: Callable[[], float] | None = None) -> None:
+        """`horizon` tells the next moment at which a request might arrive: SimPy's next event unless given."""
         self._env = env
         self._core = core
+        self._horizon = horizon or env.peek
+        self._ended: list[Request] = []  # at the core's own time, which SimPy has yet to reach
         self._wake: simpy.Event | None = None
         self._ends: dict[Request, simpy.Event] = {}
         self._last_arrival = -math.inf
@@ -46,6 +50,13 @@ class Engine:
         end = self._ends[request] = self._env.event()
         return end
 
+    @property
+    def earliest_end(self) -> float:
+        """No request ends before this moment if none arrives until then."""
+        if self._core.is_idle and not self._ended:
+            return math.inf
+        return self._core.now if self._ended else self._core.earliest_end
+
     def _serve(self) -> Process:
         core, env = self._core, self._env
         while True:
@@ -54,8 +65,9 @@ class Engine:
                 yield self._wake
                 yield self._after(0.0)  # others may arrive in the same moment
                 core.now = env.now
-            ended = core.advance(env.peek())
+            self._ended = ended = core.advance(self._horizon())
             yield self._after(max(core.now - env.now, 0.0))
+            self._ended = []
             for request in ended:
                 self._ends.pop(request).succeed()
             if ended or core.pause:

@@ -57,6 +57,15 @@ class EngineCore:
     def is_idle(self) -> bool:
         return not self.inbox and not self._in_flight and not self.scheduler.has_requests
 
+    @property
+    def earliest_end(self) -> float:
+        """No request ends before this moment if none arrives until then."""
+        if self.inbox or not self._planned_steady:
+            return self.now
+        batch = self.scheduler.batch
+        kv_tokens = self._in_flight[0][0].decode_kv_tokens if self._in_flight else batch.kv_tokens
+        return self.now + self.scheduler.repeatable() * self._decode_duration(batch.size, kv_tokens)
+
     def advance(self, horizon: float) -> list[Request]:
         """Run until requests end, or the next step would be planned at or after `horizon`, or nothing is left to do.
 

@@ -26,7 +26,7 @@ from simulator.yaml_file import KeyProblem
 def level() -> Level:
     """Four requests, each with a first token after 10 ms and four gaps of 10 ms."""
     load = Workload(ClosedLoop(1), (Shape(Length.fixed(16), Length.fixed(5)),), 4)
-    return simulate_level(load, EngineFlags(), StepTime(0.01))
+    return simulate_level(load, EngineFlags(async_scheduling=False), StepTime(0.01))
 
 
 def test_several_texts_hold_together() -> None:
