@@ -49,6 +49,10 @@ Shapes = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed draws the same load.", rich_help_panel=LOAD)]
+OtherGpu = Annotated[
+    str | None,
+    typer.Option("--gpu", metavar="NAME", help="On another GPU than the measured one, such as 4090 or H100-SXM."),
+]
 Targets = Annotated[
     str | None,
     typer.Option("--slo", metavar="NAME:MS,...", help="Targets in ms, such as p99_ttft:2000,p99_itl:100."),

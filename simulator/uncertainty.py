@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtrit
 
-from simulator.engine import simulate_level
 from simulator.engine_flags import EngineFlags
+from simulator.fleet import Fleet
 from simulator.profile import LevelErrors, Profile
 from simulator.run import Level
 from simulator.step_time import HostTime, StepTime
@@ -44,28 +44,41 @@ Numbers = Mapping[str, float | int | None]
 
 
 def intervals(
-    profile: Profile, workload: Load, flags: EngineFlags | None = None, level: Level | None = None
+    profile: Profile,
+    workload: Load,
+    flags: EngineFlags | None = None,
+    level: Level | None = None,
+    fleet: Fleet | None = None,
 ) -> dict[str, tuple[float, float]]:
     """90 % intervals of every number of `simulator.summary.Summary.flat` but the counts of requests.
 
     `level` is the prediction itself where it has been simulated already. A number that the load alone decides has an
     interval without width. A profile that says nothing of its errors gives no intervals.
     """
-    if not _knows_errors(profile):
+    if not knows_errors(profile):
         return {}
-    flags = flags or profile.engine_flags
-    level = level or simulate_level(workload, flags, profile.step_time, profile.host_time)
+    flags, fleet = flags or profile.engine_flags, fleet or Fleet()
+    level = level or fleet.simulate(workload, flags, profile.step_time, profile.host_time)
     predicted = summarize(level).flat()
     random, trial = is_random(workload), repeated(workload)
     base = predicted
     if trial != workload:
-        base = summarize(simulate_level(trial, flags, profile.step_time, profile.host_time)).flat()
+        base = summarize(fleet.simulate(trial, flags, profile.step_time, profile.host_time)).flat()
     drawn = []
     for number, (step_time, host_time) in enumerate(drawn_times(profile, at_least_one=random)):
         load = trial.redrawn(1 + number) if random else trial
-        drawn.append(summarize(simulate_level(load, flags, step_time, host_time)).flat())
-    reach = float(stdtrit(len(drawn), (1 + CONFIDENCE) / 2)) if random else NORMAL_90
-    wider = widening(profile, workload, flags, level)
+        drawn.append(summarize(fleet.simulate(load, flags, step_time, host_time)).flat())
+    wider = widening(profile, workload, flags, level, fleet)
+    return intervals_from(profile, predicted, base, drawn, wider, reach_of(len(drawn), random))
+
+
+def intervals_from(
+    profile: Profile, predicted: Numbers, base: Numbers, drawn: Sequence[Numbers], wider: float, reach: float
+) -> dict[str, tuple[float, float]]:
+    """Intervals of the `predicted` numbers, from those of the draws about the fitted coefficients' `base`.
+
+    `wider` is `widening`, `reach` is `reach_of` the draws.
+    """
     found = {}
     for name, value in predicted.items():
         if value is not None and name not in COUNTS:
@@ -74,7 +87,12 @@ def intervals(
     return found
 
 
-def _knows_errors(profile: Profile) -> bool:
+def reach_of(draws: int, random: bool) -> float:
+    """Standard deviations on either side that hold 90 %; more where few draws must tell what chance does."""
+    return float(stdtrit(draws, (1 + CONFIDENCE) / 2)) if random else NORMAL_90
+
+
+def knows_errors(profile: Profile) -> bool:
     terms = profile.coefficients.step_time | profile.coefficients.host_time
     return bool(profile.fit or profile.hold_out or profile.noise) or any(term.stderr for term in terms.values())
 
@@ -115,13 +133,15 @@ def _interval(value: float, deviations: Array, model: float, reach: float) -> tu
     return max(0.0, value - spread), value + spread
 
 
-def widening(profile: Profile, workload: Load, flags: EngineFlags, level: Level) -> float:
+def widening(profile: Profile, workload: Load, flags: EngineFlags, level: Level, fleet: Fleet | None = None) -> float:
     """The factor by which the model's error counts: 1 within the measured range, one more for every doubling beyond.
 
     The doublings of all conditions are added up: 32 clients where 8 were measured count 3, with requests of twice the
     tokens 4. It is a rule and no estimate, since nothing was measured there.
     """
-    return 1.0 + profile.doublings_outside(workload, flags, int(level.timeline["running"].max()))
+    fleet = fleet or Fleet()
+    peak = math.ceil(int(level.timeline["running"].max()) / fleet.engines)
+    return 1.0 + profile.doublings_outside(fleet.share(workload), flags, peak)
 
 
 def model_error(profile: Profile, metric: str) -> float:

@@ -84,8 +84,8 @@ def _typed(value: object, wanted: Any) -> object:
     """`value` in the type that `EngineFlags` declares. Raises ValueError."""
     if wanted is int and isinstance(value, str):
         return parse_size(value)
-    if wanted is float and type(value) is int:
-        return float(value)
+    if wanted is float and isinstance(value, (int, str)) and not isinstance(value, bool):
+        return _number(value)
     if typing.get_origin(wanted) is Literal:
         choices = typing.get_args(wanted)
         if value not in choices:
@@ -93,6 +93,13 @@ def _typed(value: object, wanted: Any) -> object:
     elif type(value) is not wanted:
         raise ValueError(f"must be {_WORDS[wanted]}, got {value!r}")
     return value
+
+
+def _number(value: int | str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"must be a number, got {value!r}") from None
 
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text (put it in quotes)"}

@@ -26,6 +26,7 @@ from capsim.options import (
     Concurrency,
     InputLen,
     Intervals,
+    OtherGpu,
     OutputLen,
     Overwrite,
     ProfileName,
@@ -41,6 +42,7 @@ from capsim.options import (
     with_engine_flags,
 )
 
+FLEET = "Fleet"
 CURVE = "1,2,4,8,16,32,64"
 
 
@@ -68,7 +70,22 @@ def predict(
     ] = None,
     duration: DurationText = None,
     seed: Seed = 0,
+    replicas: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Servers behind a router.", rich_help_panel=FLEET)
+    ] = 1,
+    router: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="round-robin, random, least-requests, least-kv, prefix-aware, session-sticky.",
+            rich_help_panel=FLEET,
+        ),
+    ] = "least-requests",
+    data_parallel_size: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Engines of each server, as for vLLM.", rich_help_panel=FLEET)
+    ] = 1,
     slo: Targets = None,
+    gpu: OtherGpu = None,
     intervals: Intervals = True,
     save: SaveDir = None,
     overwrite: Overwrite = False,
@@ -80,8 +97,11 @@ def predict(
     from capsim.output import Output, show_run
     from capsim.progress import predict_with_progress
     from capsim.shipped import find_profile
+    from simulator.alternative import alternative
     from simulator.arrivals import parse_curve, parse_seconds, parse_think_time
+    from simulator.fleet import Fleet
     from simulator.levels import Levels
+    from simulator.serve_line import ServeLine
     from simulator.targets import parse_targets
     from simulator.vllm_flags import change_flags
 
@@ -110,4 +130,10 @@ def predict(
     output = Output(as_json, as_csv, save, overwrite, parse_targets(slo) if slo else {})
     server = find_profile(profile)
     engine_flags = change_flags(server.engine_flags, flags, server.kv_bytes_per_token)
-    show_run(server.name, predict_with_progress(server, loads, engine_flags, intervals), output)
+    if gpu is not None:
+        moved = alternative(server, ServeLine.of(flags, gpu))
+        server, engine_flags = moved.profile, moved.flags
+        for sentence in moved.assumed:
+            typer.echo(f"Note: assumed: {sentence}", err=True)
+    fleet = Fleet(replicas, router, data_parallel_size)
+    show_run(server.name, predict_with_progress(server, loads, engine_flags, intervals, fleet), output)

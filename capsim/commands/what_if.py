@@ -1,0 +1,273 @@
+"""``capsim what-if``: the measured server beside the same one with other flags or on another GPU, under one load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from capsim.load_options import (
+    DurationText,
+    MaxInFlight,
+    RateCurveText,
+    SessionsText,
+    Speed,
+    ThinkTimeText,
+    TraceFile,
+    TraceFormat,
+    parsed,
+    planned_load,
+)
+from capsim.options import (
+    LOAD,
+    OUTPUT,
+    SERVER,
+    AsCsv,
+    AsJson,
+    Burstiness,
+    Concurrency,
+    InputLen,
+    Intervals,
+    OutputLen,
+    ProfileName,
+    RangeRatio,
+    RequestRate,
+    Seed,
+    Shapes,
+    integers,
+    reals,
+    request_shapes,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from simulator.alternative import Alternative, MeasuredMemory
+    from simulator.profile import Profile
+    from simulator.serve_line import ServeLine
+    from simulator.what_if import Comparison
+    from simulator.workload import Load
+
+LEVELS = "8,32,128"  # clients
+
+
+def what_if(
+    profile: ProfileName,
+    *,
+    alt: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--alt",
+            metavar="FLAGS",
+            help="Flags that differ, or a whole 'vllm serve ...' line; --gpu NAME, --replicas N and --router NAME too. "
+            "name=LABEL in front names it. Repeat as you like.",
+        ),
+    ] = None,
+    alt_file: Annotated[
+        Path | None, typer.Option("--alt-file", metavar="FILE", help="A file with one alternative a line.")
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option("--baseline", metavar="FLAGS", help="What to compare with; the measured server unless given."),
+    ] = None,
+    concurrency: Concurrency = None,
+    request_rate: RequestRate = None,
+    burstiness: Burstiness = 1.0,
+    input_len: InputLen = None,
+    output_len: OutputLen = None,
+    range_ratio: RangeRatio = 0.0,
+    shapes: Shapes = None,
+    sessions: SessionsText = None,
+    trace: TraceFile = None,
+    trace_format: TraceFormat = None,
+    speed: Speed = None,
+    think_time: ThinkTimeText = None,
+    rate_curve: RateCurveText = None,
+    max_in_flight: MaxInFlight = None,
+    num_prompts: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Requests of each level; 1000, or a whole trace.", rich_help_panel=LOAD),
+    ] = None,
+    duration: DurationText = None,
+    seed: Seed = 0,
+    server_log: Annotated[
+        Path | None,
+        typer.Option(
+            "--server-log",
+            metavar="FILE",
+            help="What the measured server printed: it tells its memory.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
+    measured_utilization: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            min=0.01,
+            max=1.0,
+            help="--gpu-memory-utilization of the measured server; vLLM's default unless given.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Its architecture: a known model or the path of a config.json.", rich_help_panel=SERVER
+        ),
+    ] = None,
+    intervals: Intervals = True,
+    figure: Annotated[
+        Path | None,
+        typer.Option("--figure", metavar="FILE", help="Draw it: a .png, .svg or .pdf.", rich_help_panel=OUTPUT),
+    ] = None,
+    as_json: AsJson = False,
+    as_csv: AsCsv = False,
+) -> None:
+    """Compare other flags, or another GPU, with the measured server under the same load, and say why.
+
+    Example: --alt --kv-cache-memory=6569114112 --alt "--max-num-batched-tokens 8192 --max-num-seqs 256"
+    """
+    from capsim.output import Output, _json
+    from capsim.shipped import find_profile
+    from capsim.what_if_answer import WhatIfAnswer
+    from simulator.alternative import BASELINE, Alternative
+    from simulator.arrivals import parse_curve, parse_seconds, parse_think_time
+    from simulator.levels import Levels
+
+    if concurrency is None and request_rate is None and trace is None:
+        concurrency = LEVELS
+    levels = Levels(
+        concurrency=None if concurrency is None else integers("--concurrency", concurrency),
+        request_rate=None if request_rate is None else reals("--request-rate", request_rate),
+        burstiness=None if trace is not None and burstiness == 1 else burstiness,  # a trace keeps its pattern
+        think_time=parsed("--think-time", think_time, parse_think_time),
+        max_concurrency=max_in_flight,
+        rate_curve=parsed("--rate-curve", rate_curve, parse_curve),
+        num_prompts=num_prompts,
+        duration=parsed("--duration", duration, parse_seconds),
+        speed=speed,
+        seed=seed,
+    )
+    loads = planned_load(
+        levels,
+        shapes=lambda: request_shapes(input_len, output_len, range_ratio, shapes),
+        sessions=sessions,
+        trace=trace,
+        trace_format=trace_format,
+        plain=input_len is None and output_len is None and not range_ratio and shapes is None,
+    )
+    output = Output(as_json, as_csv)
+    _check_figure(figure)
+    lines = _lines(alt or [], alt_file)
+    server = find_profile(profile)
+    memory = _measured_memory(server, server_log, measured_utilization, model)
+    beside = Alternative(BASELINE, server)
+    if baseline is not None:
+        beside = _each(server, _lines([baseline], None, "--baseline"), memory)[0]
+    others = _each(server, lines, memory)
+    found = _compared(beside, others, loads, intervals)
+    answer = WhatIfAnswer(server.name, beside, others, found)
+    if figure is not None:
+        from capsim.figures.what_if import draw_what_if
+
+        draw_what_if(answer, figure)
+    if output.as_json:
+        typer.echo(_json(answer.content()))
+    elif output.as_csv:
+        import pandas as pd
+
+        typer.echo(pd.DataFrame(answer.rows()).to_csv(index=False), nl=False)
+    else:
+        answer.show()
+        if figure is not None:
+            typer.echo(f"drawn in {figure}")
+
+
+def _lines(texts: list[str], file: Path | None, option: str = "--alt") -> list[tuple[str, ServeLine]]:
+    """The alternatives, each with the words that an error about it begins with."""
+    from simulator.engine_flags import FlagError
+    from simulator.serve_line import ServeLineError, read_line, read_lines
+
+    found = []
+    for text in texts:
+        try:
+            line = read_line(text)
+        except FlagError as problem:
+            raise ServeLineError(f"{option}: {problem}") from None
+        found.append((f"{option} {line.label}", line))
+    if file is not None:
+        content = file.read_text(encoding="utf-8", errors="replace")
+        try:
+            found += [(f"{file}, {line.label}", line) for line in read_lines(content)]
+        except FlagError as problem:
+            raise ServeLineError(f"{file}, {problem}") from None
+    if not found:
+        raise typer.BadParameter(
+            f"{file} has none" if file else "give at least one, such as --alt '--max-num-seqs 256'", param_hint="--alt"
+        )
+    return found
+
+
+def _each(server: Profile, lines: Sequence[tuple[str, ServeLine]], memory: MeasuredMemory) -> list[Alternative]:
+    """The servers that the lines start."""
+    from capsim.errors import CommandError, user_message
+    from simulator.alternative import alternative
+
+    found = []
+    for label, line in lines:
+        try:
+            found.append(alternative(server, line, memory))
+        except ValueError as problem:
+            message = user_message(problem)
+            if message is None:
+                raise
+            raise CommandError(f"{label}: {message}") from None
+    return found
+
+
+def _measured_memory(server: Profile, log: Path | None, utilization: float | None, model: str | None) -> MeasuredMemory:
+    """What is known of the measured server's memory."""
+    from capsim.errors import CommandError
+    from simulator.alternative import MeasuredMemory
+    from simulator.model_config import find_model
+
+    architecture = find_model(model) if model else None
+    if log is None:
+        return MeasuredMemory(utilization, None, architecture)
+    from calibration.server_log import read_server_log
+    from calibration.server_memory import server_memory
+
+    told = server_memory(read_server_log(log), architecture)
+    logged, measured = told.account.kv_cache // told.layout.block_bytes * told.flags.block_size, server.engine_flags
+    if abs(logged - measured.kv_tokens) > measured.block_size:
+        raise CommandError(
+            f"{log} tells of a KV pool of {logged:,} tokens and the profile of {measured.kv_tokens:,}: give the log of "
+            "the server that was measured"
+        )
+    return MeasuredMemory(told.account.utilization or utilization, told.account, told.model)
+
+
+def _compared(
+    beside: Alternative, others: Sequence[Alternative], loads: Sequence[Load], intervals: bool
+) -> list[Comparison]:
+    """The comparison, with a line on a terminal that counts levels."""
+    from capsim.tables import console
+    from simulator.what_if import what_if as compare
+
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        return compare(beside, others, loads, intervals)
+    with screen.status(f"simulating level 1 of {len(loads)}") as status:
+        return compare(
+            beside,
+            others,
+            loads,
+            intervals,
+            lambda done: status.update(f"simulating level {min(done + 1, len(loads))} of {len(loads)}"),
+        )
+
+
+def _check_figure(figure: Path | None) -> None:
+    if figure is not None and figure.suffix not in (".png", ".svg", ".pdf"):
+        raise typer.BadParameter(f"{figure} must end in .png, .svg or .pdf", param_hint="--figure")

@@ -1,0 +1,235 @@
+"""What ``capsim what-if`` answers: tables and sentences for people, rows and JSON for programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.table import Table
+
+from capsim.tables import NOTHING, _figures, _share, _table, _whole, console, metric_label, milliseconds
+from simulator.alternative import Alternative
+from simulator.summary import LATENCIES
+from simulator.what_if import METRICS, Change, Comparison, Outcome
+
+SHORT = 12  # letters of a name that a table has room for
+ABREAST = 2  # alternatives whose differences fit side by side
+LABELS = {
+    "output_throughput": "output tok/s",
+    "request_throughput": "requests/s",
+    "mean_concurrency": "reqs in flight",
+    "mean_active_tokens": "tokens in flight",
+    "peak_active_tokens": "peak of these",
+    "peak_kv_tokens": "KV tokens, peak",
+}
+_SHOWN = ["output_throughput", "mean_concurrency", "mean_active_tokens"] + [
+    f"{statistic}_{latency}" for latency in LATENCIES for statistic in ("p50", "p99")
+]
+
+
+class WhatIfAnswer:
+    """Compared servers, for people and for programs."""
+
+    def __init__(
+        self, profile: str, baseline: Alternative, alternatives: Sequence[Alternative], found: list[Comparison]
+    ) -> None:
+        self.profile, self.baseline, self.alternatives, self.found = profile, baseline, alternatives, found
+        letters = (chr(ord("A") + number % 26) + str(number // 26 or "") for number in range(len(alternatives)))
+        self.keys = [
+            server.name if len(server.name) <= SHORT and not server.name.startswith("-") else letter
+            for server, letter in zip(alternatives, letters, strict=True)
+        ]
+
+    # --- for programs
+
+    def content(self) -> dict[str, object]:
+        return {
+            "profile": self.profile,
+            "baseline": _server_content(self.baseline),
+            "alternatives": [_server_content(server) for server in self.alternatives],
+            "levels": [_level_content(comparison) for comparison in self.found],
+        }
+
+    def rows(self) -> list[dict[str, object]]:
+        """One row for each level, alternative and figure; times in seconds."""
+        return [
+            {
+                "level": comparison.load.label,
+                "alternative": outcome.server.name,
+                "metric": name,
+                **asdict(change),
+                "is_clear": change.is_clear,
+            }
+            for comparison in self.found
+            for outcome, changes in zip(comparison.alternatives, comparison.changes, strict=True)
+            for name, change in changes.items()
+        ]
+
+    # --- for people
+
+    def show(self) -> None:
+        screen = console()
+        profile = self.baseline.profile
+        what = " on ".join(text for text in (profile.model, profile.gpu) if text)
+        screen.print(f"What if: {what}, vLLM {profile.engine_version}", markup=False)
+        screen.print(f"  baseline: {self.baseline.name}", markup=False)
+        for key, server in zip(self.keys, self.alternatives, strict=True):
+            screen.print(f"  {key}" + (f": {server.name}" if key != server.name else ""), markup=False)
+        for comparison in self.found:
+            outcomes = [comparison.baseline, *comparison.alternatives]
+            screen.print(f"\n{comparison.load.describe()}", markup=False)
+            screen.print()
+            screen.print(self._throughput_table(outcomes))
+            screen.print()
+            screen.print(self._latency_table(outcomes))
+            for start in range(0, len(self.keys), ABREAST):
+                screen.print()
+                screen.print(self._change_table(comparison, range(start, min(start + ABREAST, len(self.keys)))))
+            screen.print()
+            for key, reason in zip(self.keys, comparison.reasons, strict=True):
+                screen.print(f"Why {key}: {reason}.", markup=False)
+        unclear = any(
+            change.is_clear is False for row in self.found for all_ in row.changes for change in all_.values()
+        )
+        if unclear:
+            screen.print("\n~ is within its 90 % interval: there may be no difference.", markup=False)
+        self._show_trust()
+
+    def _show_trust(self) -> None:
+        """What is assumed, what has no effect, and what leaves the measured range, of each server."""
+        said: dict[str, list[str]] = {}
+        for place, (key, server) in enumerate(self._servers()):
+            for sentence in [f"assumed: {text}" for text in server.assumed] + list(server.notes):
+                said.setdefault(sentence, []).append(key)
+            outside: dict[str, list[str]] = {}
+            for comparison in self.found:
+                for note in [comparison.baseline, *comparison.alternatives][place].notes:
+                    outside.setdefault(note, []).append(comparison.load.label)
+            for note, levels in outside.items():
+                at = f" ({', '.join(levels)})" if len(self.found) > 1 else ""
+                said.setdefault(f"outside the measured range: {note}{at}", []).append(key)
+        screen = console()
+        screen.print()
+        for sentence, keys in said.items():
+            screen.print(f"Note on {', '.join(keys)}: {sentence}", markup=False)
+
+    def _servers(self) -> list[tuple[str, Alternative]]:
+        """Every server by its name in tables."""
+        return list(zip(("baseline", *self.keys), (self.baseline, *self.alternatives), strict=True))
+
+    def _throughput_table(self, outcomes: Sequence[Outcome]) -> Table:
+        table = _table("Throughput, both gauges, and ceilings")
+        table.add_column("\nserver", overflow="fold")
+        headers = ["output\ntok/s", "\nreq/s", "in flight\nrequests", "\ntokens", "KV pool\npeak", "pre-\nempt."]
+        headers += ["most\nslots", "at once\nby KV"]
+        for header in headers:
+            table.add_column(header, justify="right", no_wrap=True)
+        for key, outcome in zip(("baseline", *self.keys), outcomes, strict=True):
+            preemptions = outcome.numbers["preemptions"]
+            table.add_row(
+                key,
+                _figures(outcome.number("output_throughput")),
+                _figures(outcome.number("request_throughput")),
+                _figures(outcome.number("mean_concurrency")),
+                _whole(outcome.number("mean_active_tokens")),
+                _share(outcome.number("peak_kv_tokens"), outcome.ceilings.kv_tokens),
+                NOTHING if preemptions is None else f"{preemptions:,}",
+                f"{outcome.ceilings.slots:,}",
+                f"{outcome.ceilings.kv_full_length:,}",
+            )
+        return table
+
+    def _latency_table(self, outcomes: Sequence[Outcome]) -> Table:
+        table = _table("Latency, ms")
+        table.add_column("\nserver", overflow="fold")
+        columns = [
+            ("ttft", ("p50", "p99")),
+            ("tpot", ("p50", "p99")),
+            ("itl", ("p50", "p99")),
+            ("e2el", ("p50", "p99")),
+        ]
+        for latency, statistics in columns:
+            for number, statistic in enumerate(statistics):
+                header = f"{latency.upper() if number == 0 else ''}\n{statistic}"
+                table.add_column(header, justify="right", no_wrap=True)
+        for key, outcome in zip(("baseline", *self.keys), outcomes, strict=True):
+            names = [f"{statistic}_{latency}" for latency, statistics in columns for statistic in statistics]
+            table.add_row(key, *(milliseconds(outcome.number(name)) for name in names))
+        return table
+
+    def _change_table(self, comparison: Comparison, places: range) -> Table:
+        sure = any(change.is_clear is not None for all_ in comparison.changes for change in all_.values())
+        table = _table(f"Difference to the baseline{', with 90 % intervals' if sure else ''}")
+        table.add_column("", no_wrap=True)
+        table.add_column("baseline", justify="right", no_wrap=True)
+        for place in places:
+            table.add_column(self.keys[place], justify="right", no_wrap=True)
+        for name in _SHOWN:
+            label = LABELS.get(name) or metric_label(name)
+            value = comparison.baseline.number(name)
+            shown = _figures(value) if name in LABELS else milliseconds(value)
+            table.add_row(label, shown, *(_difference(comparison.changes[place][name]) for place in places))
+        return table
+
+
+def _difference(change: Change) -> str:
+    """A change with its interval; a tilde where it is within it."""
+    if math.isnan(change.relative):
+        return NOTHING
+    text = _percent(change.relative)
+    if change.is_clear is None:
+        return text
+    if change.relative == change.low == change.high == 0:
+        return "none"
+    low, high = _percent(change.low), _percent(change.high)
+    return f"{'' if change.is_clear else '~ '}{text} ({low.removesuffix('%')} to {high.removesuffix('%')})"
+
+
+def _percent(share: float) -> str:
+    """With the digits that matter: +6.5%, +255%, and x 12 from ten times on."""
+    if share >= 10:
+        return f"x{1 + share:.3g}"
+    return f"{share:+.{0 if abs(share) >= 0.995 else 1}%}"
+
+
+def _server_content(server: Alternative) -> dict[str, object]:
+    return {
+        "name": server.name,
+        "gpu": server.profile.gpu,
+        "fleet": asdict(server.fleet),
+        "engine_flags": asdict(server.flags),
+        "kv_tokens": server.flags.kv_tokens,
+        "assumed": list(server.assumed),
+        "notes": list(server.notes),
+    }
+
+
+def _level_content(comparison: Comparison) -> dict[str, object]:
+    from simulator.run_files import workload_to_json
+
+    return {
+        "workload": workload_to_json(comparison.load),
+        "baseline": _outcome_content(comparison.baseline),
+        "alternatives": [
+            {
+                **_outcome_content(outcome),
+                "changes": {name: asdict(changes[name]) | {"is_clear": changes[name].is_clear} for name in METRICS},
+                "why": reason,
+            }
+            for outcome, changes, reason in zip(
+                comparison.alternatives, comparison.changes, comparison.reasons, strict=True
+            )
+        ],
+    }
+
+
+def _outcome_content(outcome: Outcome) -> dict[str, object]:
+    return {
+        "name": outcome.server.name,
+        **outcome.numbers,
+        "intervals_90": outcome.intervals,
+        "limits": None if outcome.limits is None else {**asdict(outcome.limits), "name": outcome.limits.name},
+        "ceilings": asdict(outcome.ceilings),
+        "outside_measured_range": outcome.notes,
+    }
