@@ -1,0 +1,104 @@
+"""``capsim explain``: where the latency of a load comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from capsim.options import OUTPUT, AsCsv, AsJson, with_engine_flags
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from capsim.explain_answer import ExplainedLevel
+    from capsim.replay import Replay
+
+
+@with_engine_flags
+def explain(
+    what: Annotated[
+        str, typer.Argument(metavar="RUN|SCENARIO", help="Folder of a saved run, a scenario's file or a shipped name.")
+    ],
+    *,
+    profile: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Profile to play a run with; a measured run needs one."),
+    ] = None,
+    level: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this level, by its name in the tables, such as C=16.")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json",
+            help="Write steps and requests for ui.perfetto.dev, of the last level.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.png|.svg", help="Draw both gauges over time, of the last level.", rich_help_panel=OUTPUT
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    as_csv: AsCsv = False,
+    flags: dict[str, Any],
+) -> None:
+    """Explain where latency comes from: of TTFT, of the gaps between tokens, of their tail.
+
+    Plays each level again, step by step. The parts of a request's time add up to the whole. A measured run is played
+    with --profile, and says how near that comes.
+
+    Example: capsim explain rtx4090-qwen2.5-7b --level C=16 --trace steps.json
+    """
+    from capsim.errors import CommandError
+    from capsim.explain_answer import ExplainAnswer, ExplainedLevel
+    from capsim.output import Output
+    from capsim.replay import replay_of
+    from simulator.explanation import explain as divide
+    from simulator.step_log import observe_level
+
+    output = Output(as_json, as_csv)
+    if figure is not None and figure.suffix not in (".png", ".svg"):
+        raise CommandError(f"{figure}: a figure is a .png or an .svg")
+    replay = replay_of(what, profile, flags)
+    done: list[ExplainedLevel] = []
+    with _progress() as tell:
+        for place in replay.places(level):
+            tell(replay, place)
+            observed = observe_level(replay.loads[place], replay.flags, replay.step_time, replay.host_time)
+            found, measured = divide(observed), replay.measured(place)
+            if done:
+                done[-1] = done[-1].without_log()  # files are of the last level; the others' logs are large
+            label, notes = replay.labels[place], replay.notes[place]
+            done.append(ExplainedLevel(label, observed.level, found, observed, measured, notes))
+    answer = ExplainAnswer(replay, done)
+    for path, write in ((trace, answer.write_trace), (figure, answer.write_figure)):
+        if path is not None:
+            write(path)
+    answer.show(output)
+    for path in (trace, figure):
+        if path is not None:
+            typer.echo(f"{done[-1].label} is in {path}", err=True)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Replay, int], None]]:
+    """A line on a terminal that says which level is being played."""
+    from capsim.tables import console
+
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        yield _say_nothing
+        return
+    with screen.status("simulating") as status:
+        yield lambda replay, place: status.update(f"simulating {replay.labels[place]}, {place + 1}/{len(replay.loads)}")
+
+
+def _say_nothing(_replay: Replay, _place: int) -> None:
+    """Progress is for terminals."""
