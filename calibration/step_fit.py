@@ -118,7 +118,9 @@ def _gap_noise(levels: Sequence[Level], flags: EngineFlags, fit: StepTimeFit) ->
             ]
         )
         gaps = stream_gaps(level, steps)
-        decode = (steps["prefill_tokens"] == 0).to_numpy()[gaps["step"]]
+        prompts = (steps["prefill_tokens"] > 0).to_numpy()
+        late = np.concatenate([[False], prompts[:-1]])  # a step after prompts seems short, as those came late
+        decode = ~(prompts | late)[gaps["step"]]
         added = gaps["gap"][decode] - told[gaps["step"][decode]]
         if len(added) >= LEAST_GAPS:
             found.append(np.percentile(added - added.mean(), NOISE_PERCENTILES))

@@ -5,8 +5,8 @@ computing that overlaps with the reading of weights, for which `Observations` ke
 
 A step with many prompt tokens reaches the clients late, by 1 to 3 us a prompt token on vLLM 0.32, and the next one does
 not: its gap is too long, the next gap is too short by as much. So a step with prompt tokens is observed together with
-the step of pure decode that follows, a lone prompt up to its third token, and the lateness of a lone first token apart.
-It ends at the token budget, since it is that of the prompt's last step.
+the step of pure decode that follows, a lone prompt up to its third token, and the lateness of a lone first token apart:
+it is that of the prompt's last chunk.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def lone_rows(level: Level, flags: EngineFlags) -> Iterator[Row]:
             whole.add(graphs, 1, stream.prompt_tokens + token)
             tail.add(graphs, 1, stream.prompt_tokens + token)
         whole.terms["per_request"] = 1
-        tail.terms["per_prompt_token"] = -min(stream.prompt_tokens, flags.max_num_batched_tokens)
+        tail.terms["per_prompt_token"] = -((stream.prompt_tokens - 1) % flags.max_num_batched_tokens + 1)
         yield Row(whole, third - stream.sent, LONE, name)
         yield Row(tail, third - first, FIRST, name)
 

@@ -27,11 +27,11 @@ class Server(Protocol):
 class ApiServer:
     """What stands between clients and engine: takes requests in one after the other, passes answers on.
 
-    `response` is the time in seconds from the engine's token to the client.
     """
 
     def __init__(self, host_time: HostTime) -> None:
-        self.response = host_time.per_request
+        self._response = host_time.per_request
+        self._per_prompt_token = host_time.per_prompt_token
         self._intake = host_time.per_request_serial
         self._free = 0.0  # s, when it has taken in all that was sent
 
@@ -39,6 +39,10 @@ class ApiServer:
         """When the engine gets a request that is sent at `sent`, no earlier than the one before."""
         self._free = max(self._free, sent) + self._intake
         return self._free
+
+    def response(self, request: Request) -> float:
+        """Seconds from the engine's last token of a request to its client."""
+        return self._response + self._per_prompt_token * request.late_tokens
 
 
 class Clients:
@@ -83,8 +87,9 @@ class Clients:
             if wait > 0:
                 yield env.timeout(wait)
             yield submit(request)
-            if response:
-                yield env.timeout(response)
+            wait = response(request)
+            if wait > 0:
+                yield env.timeout(wait)
             if thinks is not None and thinks[request.request_id]:
                 yield env.timeout(thinks[request.request_id])
 

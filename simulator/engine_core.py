@@ -145,6 +145,9 @@ class EngineCore:
             self.recorder.record_gap(now, now - self._last_output, step.tokens_out)
         if not step.is_empty:
             self._last_output = now
+        prompt_tokens = sum([chunk.tokens for chunk in step.chunks if chunk.is_prefill])
+        if prompt_tokens:
+            self.recorder.record_prompts(now, prompt_tokens)
         for request in step.joined:
             self._deliver(request)
         for request in step.samplers:
@@ -153,6 +156,7 @@ class EngineCore:
         ended = self.scheduler.update(step)
         for request in ended:
             request.ended = now
+            request.late_tokens = prompt_tokens
             self.recorder.record_request(request)
         return ended
 

@@ -15,22 +15,24 @@ from simulator.step import Step
 from simulator.step_time import NOISE_PERCENTILES, HostTime
 
 STATE_WIDTH = len(TIMELINE_COLUMNS) + 2  # numbers that are kept of each planned step
+SAME_TIME = 1e-7  # s, within which two times are those of one step
 
 
 class Recorder:
     """Flat arrays of numbers while the simulation runs; one entry a step or a run of steps, not one a token.
 
-    Tables are a client's: `host_time` says how long after the engine it sees a token.
+    Tables are a client's: `host_time` says how long after the engine it sees a token. Prompt tokens of a step make all
+    that it brings late, so the next gap is as much shorter.
     """
 
     def __init__(self, host_time: HostTime | None = None, max_num_batched_tokens: int | None = None) -> None:
         self._host_time = host_time or HostTime()
-        self._largest_chunk = max_num_batched_tokens or np.inf
         self._requests = array("d")
         self._gaps = array("d")
         self._runs = array("d")
         self._states = array("d")
         self._chunks = array("d")
+        self._prompts = array("d")
         self.cached_tokens = 0  # prompt tokens that came from the prefix cache
 
     def record_request(self, request: Request) -> None:
@@ -53,6 +55,10 @@ class Recorder:
     def record_gap(self, time: float, gap: float, count: int) -> None:
         """`count` tokens that arrived at `time`, each `gap` seconds after its request's last one."""
         self._gaps.extend((time, gap, count))
+
+    def record_prompts(self, time: float, tokens: int) -> None:
+        """A step with `tokens` prompt tokens that ended at `time`."""
+        self._prompts.extend((time, tokens))
 
     def record_run(self, start: float, first: float, growth: float, steps: int, count: int) -> None:
         """`steps` steps from `start` on, of `first`, `first + growth`, ... seconds, each delivering `count` tokens."""
@@ -93,12 +99,8 @@ class Recorder:
         rows = _rows(self._requests, 9)
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
         number, sent, prompt, output, first, ended, queued, preemptions, stopped = rows.T
-        first = (
-            first
-            + self._host_time.per_request
-            + self._host_time.per_prompt_token * np.minimum(prompt, self._largest_chunk)
-        )
-        ended = np.maximum(ended + self._host_time.per_request, first)
+        first = first + self._host_time.per_request + self._lateness(first)
+        ended = np.maximum(ended + self._host_time.per_request + self._lateness(ended), first)
         with np.errstate(invalid="ignore", divide="ignore"):
             tpot = np.where(output > 1, (ended - first) / (output - 1), np.nan)
         columns = {
@@ -118,6 +120,18 @@ class Recorder:
 
     def gaps(self) -> pd.DataFrame:
         """Every token gap, equal ones of a step in one row, in the order of time."""
+        table = self.unsorted_gaps().sort_values("time", kind="stable", ignore_index=True)
+        if self._host_time.per_prompt_token:
+            ends = table["time"].to_numpy() - self._host_time.per_request
+            late = self._lateness(ends)
+            table["gap"] = np.maximum(table["gap"] + late - self._lateness(ends - table["gap"].to_numpy()), 0.0)
+            table["time"] += late
+        if self._host_time.gap_noise:
+            table["gap"] = np.maximum(table["gap"] + _noise(self._host_time, len(table)), 0.0)
+        return table.astype(GAP_COLUMNS)
+
+    def unsorted_gaps(self) -> pd.DataFrame:
+        """Every token gap of the engine, without noise: single ones, then those of runs, in the order of recording."""
         single = _rows(self._gaps, 3)
         runs = _rows(self._runs, 5)
         start, first, growth, steps, count = runs.T
@@ -126,17 +140,22 @@ class Recorder:
         step = np.arange(len(which)) - np.repeat(np.cumsum(number) - number, number)
         gap = first[which] + growth[which] * step
         time = start[which] + first[which] * (step + 1) + growth[which] * (step * (step + 1) / 2)
-        table = pd.DataFrame(
+        return pd.DataFrame(
             {
                 "time": np.concatenate([single[:, 0], time]) + self._host_time.per_request,
                 "gap": np.concatenate([single[:, 1], gap]),
                 "count": np.concatenate([single[:, 2], count[which]]),
             }
         )
-        table = table.sort_values("time", kind="stable", ignore_index=True)
-        if self._host_time.gap_noise:
-            table["gap"] = np.maximum(table["gap"] + _noise(self._host_time, len(table)), 0.0)
-        return table.astype(GAP_COLUMNS)
+
+    def _lateness(self, ends: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Seconds by which what a step brings is late, for steps that ended at these times."""
+        steps = _rows(self._prompts, 2)
+        if not len(steps) or not self._host_time.per_prompt_token:
+            return np.zeros(len(ends))
+        at = np.searchsorted(steps[:, 0], ends - SAME_TIME).clip(max=len(steps) - 1)
+        tokens = np.where(np.abs(steps[at, 0] - ends) <= SAME_TIME, steps[at, 1], 0.0)
+        return np.asarray(self._host_time.per_prompt_token * tokens)
 
     def timeline(self) -> pd.DataFrame:
         """Both gauges of concurrency, one row a planned step; in between they change evenly."""

@@ -27,8 +27,9 @@ class Request:
         position: place in the running list, growing with every admission
         last_step: decode clock of the step that samples the last token
 
-    Attributes kept by the engine, in seconds; NaN until they are known
-        sent, arrived, scheduled, first_token, last_token, ended
+    Attributes kept by the engine
+        sent, arrived, scheduled, first_token, last_token, ended: s; NaN until they are known
+        late_tokens: prompt tokens of the step that brought the last token
     """
 
     __slots__ = (
@@ -45,6 +46,7 @@ class Request:
         "joined",
         "last_step",
         "last_token",
+        "late_tokens",
         "max_tokens",
         "output",
         "output_tokens",
@@ -88,6 +90,7 @@ class Request:
         self.preempted = False
         self.finished = False
         self.preemptions = 0
+        self.late_tokens = 0
         self.sent = self.arrived = arrival_time
         self.scheduled = self.first_token = self.last_token = self.ended = float("nan")
 

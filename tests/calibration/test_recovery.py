@@ -9,7 +9,7 @@ def test_intervals_hold_the_truth_on_every_kind_of_server() -> None:
     found = [item for seed, name in enumerate(SERVERS) for item in recover(name, NOISES[1], seed, clients=(1, 8))]
     assert coverage(found) >= 0.8
     spread = [item.stderr / item.truth for item in found if item.truth and not item.dropped]
-    assert sorted(spread)[len(spread) // 2] < 0.1, "an interval that says nothing always holds the truth"
+    assert sorted(spread)[len(spread) // 2] < 0.12, "an interval that says nothing always holds the truth"
     assert not [item for item in found if item.term == "weights" and item.dropped != (item.truth == 0)]
 
 
