@@ -12,7 +12,6 @@ from calibration.clients import Job, Recording
 from calibration.metrics import MetricsSnapshot
 from calibration.stream import Answer
 from simulator.percentiles import weighted_percentiles
-from simulator.resampling import PERCENTILES, requests_for
 
 LAG_SHARE = 0.2  # of the median token gap; a client later than that blurs what it measures
 CPU_SHARE = 0.8  # of a core
@@ -29,7 +28,6 @@ def notes_of(job: Job, seen: Recording, gaps: pd.DataFrame) -> list[str]:
         *_counting(seen, good),
         *_client(job, seen, gaps),
         *_server(seen),
-        *_sample_size(good),
     ]
 
 
@@ -119,12 +117,3 @@ def _cache_hits(tokens: int) -> list[str]:
 def _growth(before: MetricsSnapshot, after: MetricsSnapshot, name: str) -> int:
     was, now = getattr(before, name), getattr(after, name)
     return now - was if isinstance(was, int) and isinstance(now, int) else 0
-
-
-def _sample_size(good: Sequence[Answer]) -> list[str]:
-    """Which percentiles a reader must not build on."""
-    beyond = [percentile for percentile in PERCENTILES if len(good) < requests_for(percentile)]
-    if not beyond or not good:
-        return []
-    needed = ", ".join(f"p{percentile} {requests_for(percentile)}" for percentile in beyond)
-    return [f"too few requests ({len(good)}) for some percentiles of TTFT, TPOT and E2EL, which need: {needed}"]

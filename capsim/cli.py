@@ -11,11 +11,18 @@ from typer.core import TyperGroup
 
 from capsim import __version__
 from capsim.commands.calibrate import calibrate
+from capsim.commands.capacity import capacity
+from capsim.commands.emulate import emulate
+from capsim.commands.explain import explain
 from capsim.commands.import_ import import_
+from capsim.commands.memory import memory
+from capsim.commands.optimize import optimize
 from capsim.commands.predict import predict
+from capsim.commands.report import report
 from capsim.commands.simulate import simulate
 from capsim.commands.sweep import sweep
 from capsim.commands.validate import validate
+from capsim.commands.what_if import what_if
 from capsim.errors import user_message
 
 FAILED, INTERRUPTED = 1, 130
@@ -88,6 +95,13 @@ app = typer.Typer(
 )
 for command in (simulate, predict, validate, sweep, calibrate):
     app.command(epilog=EPILOG)(command)
+app.command(epilog=EPILOG)(capacity)
+app.command(epilog=EPILOG)(memory)
+app.command(epilog=EPILOG)(explain)
+app.command(epilog=EPILOG)(report)
+app.command(epilog=EPILOG)(optimize)
+app.command(epilog=EPILOG)(emulate)
+app.command("what-if", epilog=EPILOG)(what_if)
 app.command("import", epilog=EPILOG)(import_)
 
 

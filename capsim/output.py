@@ -16,6 +16,7 @@ from capsim.tables import (
     coefficient_table,
     comparison_table,
     console,
+    drift_table,
     error_table,
     fit_table,
     interval_table,
@@ -25,6 +26,7 @@ from capsim.tables import (
 )
 
 if TYPE_CHECKING:
+    from calibration.drift import Drift
     from calibration.validate import Validation
     from simulator.profile import Profile
     from simulator.run import Run
@@ -76,11 +78,35 @@ def show_validation(validation: Validation, output: Output) -> None:
             screen.print(comparison_table(level))
             screen.print()
         workloads = [level.workload for level in validation.levels]
-        lengths = [" ".join(str(shape) for shape in workload.shapes) for workload in workloads]
-        labels = level_labels([str(workload.arrivals) for workload in workloads], lengths, [False] * len(workloads))
+        lengths = [workload.lengths_label for workload in workloads]
+        labels = level_labels([workload.label for workload in workloads], lengths, [False] * len(workloads))
         screen.print(error_table(labels, validation))
-        screen.print("Errors are (predicted - measured) / measured; noise is the spread between repeats of a level.")
+        screen.print("Errors are (predicted - measured) / measured; noise is the spread between repeats of a level,")
+        screen.print("here or in the calibration.")
         for note in validation.notes:
+            screen.print(f"Note: {note}", markup=False)
+
+
+def show_drift(drift: Drift, output: Output) -> None:
+    """Print the verdict on a profile, and what it rests on."""
+    from calibration.drift import verdict
+
+    rows = [
+        {"metric": name, **vars(figure), "change": figure.error, "outside": figure.excess > 1}
+        for name, figure in drift.figures.items()
+    ]
+    if output.as_json:
+        content = {"state": drift.state, "verdict": verdict(drift), "workload": drift.workload.describe()}
+        typer.echo(_json({**content, "figures": rows, "notes": drift.notes}))
+    elif output.as_csv:
+        import pandas as pd
+
+        typer.echo(pd.DataFrame(rows).to_csv(index=False), nl=False)
+    else:
+        screen = console()
+        screen.print(drift_table(drift))
+        screen.print(f"\nVerdict: {verdict(drift)}.", markup=False)
+        for note in drift.notes:
             screen.print(f"Note: {note}", markup=False)
 
 
@@ -89,9 +115,9 @@ def show_profile(profile: Profile) -> None:
     screen = console()
     screen.print(coefficient_table(profile))
     if profile.fit:
-        screen.print(fit_table("Error on the levels that were fitted", profile.fit))
+        screen.print(fit_table("Error on the levels that were fitted", profile.fit, profile.noise))
     if profile.hold_out:
-        screen.print(fit_table("Error on the levels that were kept out", profile.hold_out))
+        screen.print(fit_table("Error on the levels that were kept out", profile.hold_out, profile.noise))
     for sentence in profile.assumed:
         screen.print(f"Assumed: {sentence}", markup=False)
 
@@ -102,7 +128,7 @@ def _print_run(title: str, run: Run, targets: Mapping[str, float]) -> None:
 
     screen = console()
     summaries = [summarize(level) for level in run.levels]
-    arrivals = [str(level.workload.arrivals) for level in run.levels]
+    arrivals = [level.workload.label for level in run.levels]
     lengths = [lengths_label(level) for level in run.levels]
     labels = level_labels(arrivals, lengths, [bool(level.notes) for level in run.levels])
     screen.print(_heading(title, run, lengths), markup=False)
@@ -110,9 +136,15 @@ def _print_run(title: str, run: Run, targets: Mapping[str, float]) -> None:
     screen.print(throughput_table(labels, summaries, _kv_pool(run)))
     screen.print()
     screen.print(latency_table(labels, summaries))
-    if run.levels and all(level.intervals for level in run.levels):
+    if sentence := _few_requests(arrivals, [summary.completed for summary in summaries]):
+        screen.print(sentence, markup=False)
+    if any(level.intervals for level in run.levels):
         screen.print()
-        screen.print(interval_table(labels, run.levels))
+        screen.print(interval_table(labels, run.levels, "prediction" if run.source == "simulated" else "measurement"))
+    if any(level.cached_tokens for level in run.levels):
+        screen.print(f"\n{_cached(arrivals, run)}", markup=False)
+    if any(level.replica_tokens for level in run.levels):
+        screen.print(f"\n{_spread(arrivals, run)}", markup=False)
     if targets:
         screen.print()
         missed = [missed_targets(summary, targets) for summary in summaries]
@@ -122,6 +154,34 @@ def _print_run(title: str, run: Run, targets: Mapping[str, float]) -> None:
         for label, level in zip(labels, run.levels, strict=True):
             if level.notes:
                 screen.print(f"  {label.removesuffix('*')}: {'; '.join(level.notes)}", markup=False)
+
+
+def _few_requests(arrivals: Sequence[str], completed: Sequence[int]) -> str:
+    """Which levels have too few requests for the percentiles of their latencies; empty for none."""
+    from simulator.resampling import requests_for, unbounded_percentiles
+
+    percentiles = unbounded_percentiles(min(completed, default=0))
+    if not percentiles or not completed:
+        return ""
+    needed = ", ".join(f"p{percentile} {requests_for(percentile)}" for percentile in percentiles)
+    few = dict.fromkeys(
+        f"{name} {count}" for name, count in zip(arrivals, completed, strict=True) if unbounded_percentiles(count)
+    )
+    return f"Percentiles of TTFT, TPOT and E2EL need more requests ({needed}) than: {', '.join(few)}"
+
+
+def _cached(arrivals: Sequence[str], run: Run) -> str:
+    """How much of the prompts the prefix cache held, level by level."""
+    shares = [(level.cached_tokens or 0) / level.requests["prompt_tokens"].sum() for level in run.levels]
+    told = ", ".join(f"{name} {share:.0%}" for name, share in zip(arrivals, shares, strict=True))
+    return f"Prompt tokens found in the prefix cache: {told}"
+
+
+def _spread(arrivals: Sequence[str], run: Run) -> str:
+    """How far the busiest engine of a fleet has more to do than the mean, level by level."""
+    shares = [max(tokens) * len(tokens) / sum(tokens) - 1 for level in run.levels if (tokens := level.replica_tokens)]
+    told = ", ".join(f"{name} {share:.0%}" for name, share in zip(arrivals, shares, strict=True))
+    return f"Fleet of {run.server['fleet']}; tokens of the busiest engine above the mean: {told}"
 
 
 def _heading(title: str, run: Run, lengths: Sequence[str]) -> str:
@@ -141,11 +201,12 @@ def _kv_pool(run: Run) -> int | None:
 
 def _verdict(targets: Mapping[str, float], arrivals: Sequence[str], missed: Sequence[Sequence[str]]) -> str:
     """The last level up to which all targets are met, and what the next one misses."""
-    wanted = ", ".join(f"{name} <= {target:g} ms" for name, target in targets.items())
+    from simulator.targets import targets_label
+
     met = next((number for number, names in enumerate(missed) if names), len(missed))
     up_to = f"met up to {arrivals[met - 1]}" if met else "met by no level"
     beyond = f"; {arrivals[met]} misses {', '.join(missed[met])}" if met < len(missed) else ""
-    return f"SLO {wanted}: {up_to}{beyond}"
+    return f"SLO {targets_label(targets)}: {up_to}{beyond}"
 
 
 def _run_as_json(run: Run, targets: Mapping[str, float]) -> str:
@@ -161,6 +222,10 @@ def _run_as_json(run: Run, targets: Mapping[str, float]) -> str:
             **summary.flat(),
             "notes": level.notes,
         }
+        if level.cached_tokens is not None:
+            entry["cached_tokens"] = level.cached_tokens
+        if level.replica_tokens is not None:
+            entry["replica_tokens"] = level.replica_tokens
         if level.intervals:
             entry["intervals_90"] = level.intervals
         if targets:

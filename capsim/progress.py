@@ -14,24 +14,33 @@ from capsim.tables import console
 if TYPE_CHECKING:
     from calibration.sweep import SweepProgress
     from simulator.engine_flags import EngineFlags
+    from simulator.fleet import Fleet
     from simulator.profile import Profile
     from simulator.run import Run
     from simulator.workload import Load
 
 
 def predict_with_progress(
-    profile: Profile, workloads: Sequence[Load], flags: EngineFlags, with_intervals: bool = False
+    profile: Profile,
+    workloads: Sequence[Load],
+    flags: EngineFlags,
+    with_intervals: bool = False,
+    fleet: Fleet | None = None,
 ) -> Run:
     """`simulator.prediction.predict` with a bar that counts levels."""
     from simulator.prediction import predict
 
     screen = console(stderr=True)
     if not screen.is_terminal:
-        return predict(profile, workloads, flags, with_intervals=with_intervals)
+        return predict(profile, workloads, flags, with_intervals=with_intervals, fleet=fleet)
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TextColumn("levels"), TimeElapsedColumn())
     with Progress(*columns, console=screen, transient=True) as progress:
         task = progress.add_task("", total=len(workloads))
-        return predict(profile, workloads, flags, lambda done: progress.update(task, completed=done), with_intervals)
+
+        def tell(done: int) -> None:
+            progress.update(task, completed=done)
+
+        return predict(profile, workloads, flags, tell, with_intervals, fleet)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from calibration.drift import Drift
     from calibration.validate import Comparison, LevelValidation, Validation
     from simulator.profile import LevelErrors, Profile
     from simulator.run import Level
@@ -19,7 +20,12 @@ if TYPE_CHECKING:
 WIDTH = 80
 NOTHING = "-"
 
-THROUGHPUT = {"output_throughput": "output tok/s", "mean_concurrency": "requests in flight"}
+THROUGHPUT = {
+    "output_throughput": "output tok/s",
+    "total_throughput": "total tok/s",
+    "request_throughput": "requests/s",
+    "mean_concurrency": "requests in flight",
+}
 
 
 def console(stderr: bool = False) -> Console:
@@ -65,18 +71,20 @@ def latency_table(labels: Sequence[str], summaries: Sequence[Summary]) -> Table:
     return table
 
 
-def interval_table(labels: Sequence[str], levels: Sequence[Level]) -> Table:
-    """90 % intervals of what matters most, one row a level."""
-    table = _table("90 % intervals of the prediction; tok/s and ms")
+def interval_table(labels: Sequence[str], levels: Sequence[Level], what: str) -> Table:
+    """90 % intervals of what matters most, one row a level; `what` they are of."""
+    table = _table(f"90 % intervals of the {what}; tok/s and ms")
     table.add_column("\nlevel", overflow="fold")
     for header in _INTERVAL_COLUMNS.values():
         table.add_column(header, justify="right", no_wrap=True)
     for label, level in zip(labels, levels, strict=True):
-        table.add_row(label, *(_between(name, level.intervals[name]) for name in _INTERVAL_COLUMNS))
+        table.add_row(label, *(_between(name, level.intervals.get(name)) for name in _INTERVAL_COLUMNS))
     return table
 
 
-def _between(name: str, ends: tuple[float, float]) -> str:
+def _between(name: str, ends: tuple[float, float] | None) -> str:
+    if ends is None:
+        return NOTHING
     low, high = (_figures(end) if name in THROUGHPUT else milliseconds(end) for end in ends)
     return low if low == high else f"{low}-{high}"
 
@@ -109,19 +117,50 @@ def comparison_table(level: LevelValidation) -> Table:
 
 
 def error_table(labels: Sequence[str], validation: Validation) -> Table:
-    """Signed errors of the metrics that matter most, one row a level."""
-    return errors_table("Error of the prediction", labels, [level.errors for level in validation.levels])
+    """Signed errors of the metrics that matter most, one row a level, and the largest noise of any."""
+    noise: dict[str, float] = {}
+    for level in validation.levels:
+        for name, metric in level.metrics.items():
+            if metric.noise is not None:
+                noise[name] = max(noise.get(name, 0.0), metric.noise)
+    return errors_table("Error of the prediction", labels, [level.errors for level in validation.levels], noise)
 
 
-def errors_table(title: str, labels: Sequence[str], errors: Sequence[Mapping[str, float]]) -> Table:
-    """Signed relative errors by metric, one row a level."""
+def errors_table(
+    title: str, labels: Sequence[str], errors: Sequence[Mapping[str, float]], noise: Mapping[str, float]
+) -> Table:
+    """Signed relative errors by metric, one row a level; at last the `noise` between repeats, where it is known.
+
+    Means stand in for medians that nobody states.
+    """
     table = _table(title)
     table.add_column("\nlevel", overflow="fold")
-    shown = {name: header for name, header in _ERROR_COLUMNS.items() if any(name in row for row in errors)}
+    known = {name for row in errors for name in row}
+    shown = {name: header for name, header in _ERROR_COLUMNS.items() if name in known}
+    means = {name: header for name, header in _MEAN_COLUMNS.items() if name in known and f"p50{name[4:]}" not in known}
+    shown |= means
     for header in shown.values():
         table.add_column(header, justify="right", no_wrap=True)
     for label, by_metric in zip(labels, errors, strict=True):
         table.add_row(label, *[percent(by_metric.get(name, math.nan)) for name in shown])
+    if any(name in noise for name in shown):
+        table.add_section()
+        table.add_row("noise", *[percent(noise.get(name, math.nan), sign=False) for name in shown])
+    return table
+
+
+def drift_table(drift: Drift) -> Table:
+    """Every figure of the level that was measured again, and by how much it may be off."""
+    table = _table(drift.workload.describe())
+    table.add_column("metric", no_wrap=True)
+    for header in ("measured", "predicted", "change", "allowed", ""):
+        table.add_column(header, justify="right", no_wrap=True)
+    for name, figure in drift.figures.items():
+        show = _figures if name in THROUGHPUT else milliseconds
+        allowed = percent(figure.allowed / figure.predicted, sign=False)
+        outside = "outside" if figure.excess > 1 else ""
+        numbers = show(figure.measured), show(figure.predicted)
+        table.add_row(metric_label(name), *numbers, percent(figure.error), allowed, outside)
     return table
 
 
@@ -135,6 +174,7 @@ _ERROR_COLUMNS = {
     "p50_e2el": "E2EL\np50",
     "p99_e2el": "\np99",
 }
+_MEAN_COLUMNS = {f"mean_{latency}": f"{latency.upper()}\nmean" for latency in ("ttft", "tpot", "itl", "e2el")}
 
 
 def coefficient_table(profile: Profile) -> Table:
@@ -152,10 +192,10 @@ def coefficient_table(profile: Profile) -> Table:
     return table
 
 
-def fit_table(title: str, levels: Sequence[LevelErrors]) -> Table:
-    """Errors that a profile states of its own fit."""
+def fit_table(title: str, levels: Sequence[LevelErrors], noise: Mapping[str, float]) -> Table:
+    """Errors that a profile states of its own fit, and the noise of its calibration."""
     labels = [level.level.partition(" tokens")[0].replace(",", "") for level in levels]
-    return errors_table(title, labels, [level.errors for level in levels])
+    return errors_table(title, labels, [level.errors for level in levels], noise)
 
 
 def level_labels(arrivals: Sequence[str], lengths: Sequence[str], marked: Iterable[bool]) -> list[str]:

@@ -30,6 +30,11 @@ def requests_for(percentile: float) -> int:
     return math.ceil(math.log((1 - CONFIDENCE / 100) / 2) / math.log(percentile / 100))
 
 
+def unbounded_percentiles(requests: int) -> list[int]:
+    """Percentiles of a request's latencies on which nothing should be built that is made of so few."""
+    return [percentile for percentile in PERCENTILES if requests < requests_for(percentile)]
+
+
 def resampled_intervals(level: Level, seed: int = 0) -> dict[str, Interval]:
     """90 % intervals by the names of `simulator.summary.Summary.flat`, as far as the number of requests allows.
 

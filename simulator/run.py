@@ -92,7 +92,8 @@ class Level:
     the server's own clock, in seconds, where it tells them: "queue_time", "prefill_time", "decode_time", "ttft".
     `intervals` are 90 % intervals by the names of `simulator.summary.Summary.flat`: of a predicted level where they
     were asked for, of a measured one for what its requests are enough for (`simulator.resampling`). `cached_tokens` are
-    the prompt tokens of a simulated level that came from the prefix cache.
+    the prompt tokens of a simulated level that came from the prefix cache. `replica_tokens` are the prompt and output
+    tokens that each engine of a simulated fleet served (`simulator.fleet`); not saved.
     """
 
     workload: Load
@@ -107,6 +108,7 @@ class Level:
     records: pd.DataFrame | None = None
     steps: dict[str, npt.NDArray[np.float64]] | None = None
     cached_tokens: int | None = None
+    replica_tokens: list[int] | None = None
 
     @property
     def completed(self) -> pd.DataFrame:

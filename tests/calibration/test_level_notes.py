@@ -65,8 +65,6 @@ def test_how_sure_the_latencies_are_is_said_as_far_as_the_requests_go() -> None:
         low, high = level.intervals[f"p50_{latency}"]
         assert low <= done[latency].median() <= high
     assert "p99_itl" in level.intervals  # of 450 gaps
-    needed = "too few requests (30) for some percentiles of TTFT, TPOT and E2EL, which need: p95 59, p99 299"
-    assert needed in level.notes
 
 
 def test_a_client_that_is_too_slow_says_so() -> None:

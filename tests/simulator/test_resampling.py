@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from simulator.resampling import requests_for, resampled_intervals
+from simulator.resampling import requests_for, resampled_intervals, unbounded_percentiles
 from simulator.run import GAP_COLUMNS, REQUEST_COLUMNS, TIMELINE_COLUMNS, TOKEN_COLUMNS, Level
 from simulator.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
 
@@ -65,6 +65,8 @@ def test_gaps_of_a_request_are_not_taken_for_independent() -> None:
 
 def test_a_percentile_needs_enough_requests() -> None:
     assert [requests_for(percentile) for percentile in (50, 90, 95, 99)] == [5, 29, 59, 299]
+    assert unbounded_percentiles(58) == [95, 99]
+    assert unbounded_percentiles(299) == []
     for requests, last in ((5, "p50_ttft"), (29, "p90_ttft"), (59, "p95_ttft"), (299, "p99_ttft")):
         assert last in resampled_intervals(level(requests))
         assert last not in resampled_intervals(level(requests - 1))
