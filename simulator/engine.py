@@ -115,7 +115,7 @@ def play(
     """Play any load on one engine; returns what was written down. As `simulate_level`, without making tables."""
     env = simpy.Environment()
     host_time = host_time or HostTime()
-    recorder = Recorder(host_time, flags.max_num_batched_tokens)
+    recorder = Recorder(host_time)
     engine = Engine(env, EngineCore(Scheduler(flags), step_time, recorder, single_steps))
     block_size = flags.block_size if flags.enable_prefix_caching else None
     Clients(env, load, engine, ApiServer(host_time), block_size)

@@ -94,7 +94,7 @@ class Fleet:
         self, load: Load, flags: EngineFlags, step_time: StepTime, host_time: HostTime, single_steps: bool
     ) -> list[Recorder]:
         clock = FleetClock()
-        recorders = [Recorder(host_time, flags.max_num_batched_tokens) for _ in range(self.engines)]
+        recorders = [Recorder(host_time) for _ in range(self.engines)]
         cores = [EngineCore(Scheduler(flags), step_time, recorder, single_steps) for recorder in recorders]
         engines = _engines(clock, cores, answers_cause_requests(load))
         size = self.data_parallel_size

@@ -25,7 +25,7 @@ class Recorder:
     that it brings late, so the next gap is as much shorter.
     """
 
-    def __init__(self, host_time: HostTime | None = None, max_num_batched_tokens: int | None = None) -> None:
+    def __init__(self, host_time: HostTime | None = None) -> None:
         self._host_time = host_time or HostTime()
         self._requests = array("d")
         self._gaps = array("d")

@@ -5,12 +5,19 @@ profile: profiles/rtx4090-qwen2.5-7b.yaml   # beside the scenario, or the name o
 engine_flags:
   max-num-seqs: 64                          # vLLM's names; the profile's flags hold for the rest
   kv-cache-memory-bytes: 6.12GiB
+gpu: L40S                                   # unless it is the measured one
+replicas: 2                                 # servers behind a router
+router: session-sticky
+alternatives:                               # what to compare that with, as people write it for `capsim what-if`
+- --max-num-batched-tokens 8192
+- name=bigger vllm serve Qwen/Qwen2.5-7B --gpu H100-SXM
 load:
   concurrency: [1, 2, 4, 8]                 # clients, with think_time; or request_rate, requests a second, with
                                             # burstiness, rate_curve and max_concurrency
   input_len: 1024                           # tokens; or {low: 512, high: 2048}, or lognormal(1000,600); or shapes:
   output_len: 256                           # ["512/128:0.7", ...]; or sessions: {turns: 5, user: 100, output: 200};
                                             # or trace: a file, from the scenario's folder, with speed
+  # capacity: clients                       # instead of concurrency: search for the most that meet slo; or rate
   num_prompts: 1000                         # requests a level; or requests_per_client, or duration in seconds
 slo:
   p99_ttft: 2000                            # milliseconds
@@ -18,23 +25,32 @@ slo:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, PrivateAttr, model_validator
 
+from simulator.alternative import BASELINE, Alternative, alternative
 from simulator.arrivals import RateCurve, parse_curve, parse_seconds, parse_think_time
-from simulator.engine_flags import EngineFlags, FlagError
+from simulator.engine_flags import FlagError
+from simulator.gpus import find_gpu
 from simulator.lengths import FORMS, parse_length
 from simulator.levels import Levels, LoadError, parse_shape, plan_load, uniform_shape
+from simulator.memory import MemoryAccountError
+from simulator.model_config import ModelError
 from simulator.profile import Profile
-from simulator.sessions import Talk
+from simulator.replications import AnyLoad
+from simulator.routers import RouterError, make_router
+from simulator.serve_line import ServeLine, Value, read_line
+from simulator.sessions import Sessions, Talk
 from simulator.targets import check_targets
 from simulator.trace import Trace
 from simulator.trace_files import read_trace
 from simulator.vllm_flags import parse_flags
-from simulator.workload import Length, Load, Shape, ThinkTime
+from simulator.workload import Length, Load, Shape, ThinkTime, Workload
 from simulator.yaml_file import DocumentError, KeyProblem, Section, read_yaml
 
 
@@ -106,6 +122,9 @@ class TalkSection(Section):
 class LoadSection(Section):
     """Levels of load, and the requests that make them up."""
 
+    capacity: Literal["clients", "rate"] | None = Field(
+        default=None, description="what to raise as long as slo is met, instead of stated levels"
+    )
     concurrency: list[int] | None = Field(default=None, description="numbers of clients, such as [1, 2, 4]")
     request_rate: list[Positive] | None = Field(default=None, description="requests a second, such as [0.5, 1, 2]")
     burstiness: Positive | None = Field(
@@ -141,7 +160,10 @@ class LoadSection(Section):
         return self
 
     def workloads(self, folder: Path) -> list[Load]:
-        """One load a level. A trace's path starts from `folder`. Raises `TraceError` and `LoadError`."""
+        """One load a level, or with `capacity` one level that stands for all. A trace's path starts from `folder`.
+
+        Raises `TraceError` and `LoadError`.
+        """
         requests = self._requests()
         if self.trace is not None:
             requests = read_trace(folder / self.trace, self.trace_format)
@@ -149,8 +171,8 @@ class LoadSection(Section):
 
     def _levels(self) -> Levels:
         return Levels(
-            concurrency=self.concurrency,
-            request_rate=self.request_rate,
+            concurrency=[1] if self.capacity == "clients" else self.concurrency,
+            request_rate=[1.0] if self.capacity == "rate" else self.request_rate,
             burstiness=self.burstiness,
             think_time=self.think_time,
             max_concurrency=self.max_concurrency,
@@ -171,6 +193,7 @@ class LoadSection(Section):
             raise LoadError("give either lengths, or sessions, or a trace")
         if self.trace_format is not None and self.trace is None:
             raise LoadError("trace_format goes with a trace")
+        self._check_capacity()
         if self.sessions is not None:
             return self.sessions.talk()
         if self.trace is not None:
@@ -182,14 +205,48 @@ class LoadSection(Section):
         return [uniform_shape(self.input_len, self.output_len, self.range_ratio)]
 
 
+    def _check_capacity(self) -> None:
+        stated = ("concurrency", "request_rate", "trace", "rate_curve", "max_concurrency", "requests_per_client")
+        if self.capacity is not None and (given := [name for name in stated if getattr(self, name) is not None]):
+            raise LoadError(f"give either capacity, which searches for the level, or {given[0]}")
+
+
+# flags that decide about a server's memory and ranks, beside those of `EngineFlags`
+_OF_SERVER = ("gpu_memory_utilization", "kv_cache_dtype", "tensor_parallel_size", "data_parallel_size")
+_POOL_SIZE = {"gpu-memory-utilization", "kv-cache-memory-bytes", "num-gpu-blocks-override"}
+
+
 def _known_flags(flags: dict[str, Any]) -> dict[str, Any]:
-    return parse_flags(flags)
+    of_server = {name: value for name, value in flags.items() if name.replace("-", "_") in _OF_SERVER}
+    return parse_flags({name: value for name, value in flags.items() if name not in of_server}) | of_server
+
+
+def _known_gpu(name: str) -> str:
+    find_gpu(name)
+    return name
+
+
+def _known_router(name: str) -> str:
+    make_router(name)
+    return name
+
+
+def _line(value: object) -> object:
+    return read_line(value) if isinstance(value, str) else value
+
+
+def _over(earlier: ServeLine, later: ServeLine) -> ServeLine:
+    """The server of `later`, with what it leaves out from `earlier`. The size of the pool is said in one way."""
+    says_pool = any(flag.name in _POOL_SIZE for flag in later.flags)
+    kept = {flag: value for flag, value in earlier.flags.items() if not (says_pool and flag.name in _POOL_SIZE)}
+    return replace(later, flags=kept | later.flags, words=earlier.words | later.words)
 
 
 class Scenario(Section):
-    """A load on the server of a profile.
+    """A load on the server of a profile, or on several that are compared.
 
-    `engine_flags` are those that differ from the profile's. `slo` holds targets in milliseconds, such as ``p99_ttft``.
+    `engine_flags` are those that differ from the profile's, and `alternatives` what differs from that server. `slo`
+    holds targets in milliseconds, such as ``p99_ttft``.
     """
 
     schema_version: Literal[1] = 1
@@ -197,11 +254,25 @@ class Scenario(Section):
     description: str = ""
     profile: str = Field(min_length=1, description="the path of a profile, from this file, or a shipped profile's name")
     engine_flags: Annotated[dict[str, Any], AfterValidator(_known_flags)] = Field(default_factory=dict)
+    gpu: Annotated[str, AfterValidator(_known_gpu)] | None = Field(default=None, description="another GPU's name")
+    replicas: int = Field(default=1, ge=1, description="servers behind a router")
+    router: Annotated[str, AfterValidator(_known_router)] | None = Field(
+        default=None, description="who chooses among replicas, such as least-requests"
+    )
+    alternatives: list[Annotated[InstanceOf[ServeLine], BeforeValidator(_line)]] = Field(
+        default_factory=list, description='lines of flags that differ, such as ["--max-num-seqs 64"]'
+    )
     load: LoadSection
     slo: Annotated[dict[str, float], AfterValidator(check_targets)] = Field(
         default_factory=dict, description="milliseconds"
     )
     _path: Path = PrivateAttr(default_factory=Path)
+
+    @model_validator(mode="after")
+    def _has_a_goal(self) -> Self:
+        if self.load.capacity is not None and not self.slo:
+            raise KeyProblem("load", "capacity is the highest level that meets slo; give slo, such as p95_ttft: 1000")
+        return self
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
@@ -224,13 +295,50 @@ class Scenario(Section):
             f"{self._path}: profile: there is no {places[0]}, give a path from the scenario's folder{hint}"
         )
 
-    def flags(self, profile: Profile) -> EngineFlags:
-        """The engine's flags in this scenario. Raises `ScenarioError`."""
-        try:
-            return profile.with_flags(**self.engine_flags)
-        except FlagError as problem:
-            raise ScenarioError(f"{self._path}: engine_flags: {problem}") from None
+    def servers(self, profile: Profile, given: Mapping[str, Value] | None = None) -> list[Alternative]:
+        """The server in question, and then its alternatives.
+
+        Flags that are `given` besides, as ``--max-num-seqs``, win over `engine_flags`. Raises `ScenarioError`.
+        """
+        own = _over(self._line(), ServeLine.of(given or {}))
+        servers = [self._server("engine_flags", profile, own)]
+        for number, line in enumerate(self.alternatives):
+            named = replace(_over(own, line), name=line.label)
+            servers.append(self._server(f"alternatives[{number}]", profile, named))
+        return servers
 
     def workloads(self) -> list[Load]:
-        """One load a level. Raises `LoadError`, and `TraceError` for a file that is no trace."""
+        """One load a level. Raises `ScenarioError`, `LoadError`, and `TraceError` for a file that is no trace."""
+        if self.load.capacity is not None:
+            raise ScenarioError(f"{self._path}: load: it searches for a level by capacity and states none")
         return self.load.workloads(self._path.parent)
+
+    def searched_load(self) -> AnyLoad:
+        """The load whose level is searched for."""
+        (load,) = self.load.workloads(self._path.parent)
+        assert isinstance(load, (Workload, Sessions))  # a trace has no capacity
+        return load
+
+    def _line(self) -> ServeLine:
+        """The server in question, as one would start it."""
+        given = {f"--{_WRITTEN.get(name, name)}": value for name, value in self.engine_flags.items()}
+        line = ServeLine.of({name: value if isinstance(value, bool) else str(value) for name, value in given.items()})
+        words = {"gpu": self.gpu, "replicas": str(self.replicas) if self.replicas > 1 else None, "router": self.router}
+        return replace(line, words={name: word for name, word in words.items() if word is not None})
+
+    def _server(self, key: str, profile: Profile, line: ServeLine) -> Alternative:
+        if not line.flags and not line.words:
+            return Alternative(BASELINE, profile)
+        try:
+            server = alternative(profile, line)
+        except (DocumentError, FlagError, MemoryAccountError, ModelError, RouterError) as problem:
+            raise ScenarioError(f"{self._path}: {key}: {problem}") from None
+        if self.load.capacity is not None and server.fleet.engines > 1:
+            raise ScenarioError(
+                f"{self._path}: {key}: capacity is searched for one engine; for replicas state levels of load, or ask "
+                "capsim optimize"
+            )
+        return server
+
+
+_WRITTEN = {"num_gpu_blocks": "num_gpu_blocks_override"}  # names of vLLM's command line

@@ -236,8 +236,8 @@ class GapRecorder(Recorder):
         row, cause: of the gaps that are recorded next
     """
 
-    def __init__(self, host_time: HostTime, max_num_batched_tokens: int) -> None:
-        super().__init__(host_time, max_num_batched_tokens)
+    def __init__(self, host_time: HostTime) -> None:
+        super().__init__(host_time)
         self.row, self.cause = 0, DECODE
         self._single_origins = array("q")
         self._run_origins = array("q")
@@ -356,7 +356,7 @@ def observe_level(
     """
     env = simpy.Environment()
     host_time = host_time or HostTime()
-    recorder = GapRecorder(host_time, flags.max_num_batched_tokens)
+    recorder = GapRecorder(host_time)
     core = ObservedCore(Scheduler(flags), step_time, recorder)
     block_size = flags.block_size if flags.enable_prefix_caching else None
     Clients(env, workload, Engine(env, core), ApiServer(host_time), block_size)

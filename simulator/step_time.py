@@ -89,7 +89,7 @@ class HostTime:
         per_request_serial: s for which the API server, one Python thread, is busy with a request before the engine has
             it (HTTP, tokenizing, hand-over), while others wait
         per_request: s for the rest, once a request: the way back of its answer
-        per_prompt_token: s by which all that a step brings reaches the client later for each of its prompt tokens, while
+        per_prompt_token: s by which what a step brings reaches the client later, for each of its prompt tokens, while
             the engine goes on; 1 to 3 us on vLLM 0.32
         gap_noise: s, the `NOISE_PERCENTILES` of what the way to the client adds to a token gap, about zero on average;
             empty for none
