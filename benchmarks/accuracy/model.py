@@ -15,7 +15,6 @@ from pathlib import Path
 
 from benchmarks.accuracy.judge import Judgement, judge, show
 from benchmarks.accuracy.paced import capsim
-from calibration.validate import validate
 from simulator.profile import Profile
 from simulator.run_files import load_run
 from tests.live.server import model_server
@@ -37,7 +36,7 @@ def measure(venv: Path, folder: Path) -> tuple[Profile, list[Judgement]]:
         )
         capsim("sweep", "--endpoint", server.url, "-o", str(run), "--concurrency", UNSEEN, "--no-probes", *LENGTHS)
     profile = Profile.load(profile_file)
-    found = judge(validate(load_run(run), profile), GOALS)
+    found = judge(load_run(run), profile, GOALS)
     noise = max(judgement.noise for judgement in found)  # of this machine: what any level differs by within minutes
     return profile, [replace(judgement, noise=noise) for judgement in found]
 

@@ -21,6 +21,7 @@ CAPSIM_PACED_KV_MEMORY
 
 import ctypes
 import json
+import math
 import os
 import random
 import time
@@ -70,7 +71,8 @@ class StepFormula:
     """Duration of a step. Seconds per what the name says; the defaults resemble Qwen2.5-7B on an RTX 4090.
 
     `mixed_per_sequence` is paid for every sequence of a step that has any prefill. `noise` is the standard deviation of
-    the logarithm of a factor whose median is 1.
+    the logarithm of a factor whose median is 1. With `weights`, the part of `constant` in which the weights are read,
+    computing overlaps with it: prompt tokens and sequences together cost hypot(weights, computing) - weights.
     """
 
     constant: float = 15.7e-3
@@ -79,6 +81,7 @@ class StepFormula:
     per_prefill_token: float = 80e-6
     per_prefill_attention: float = 3.1e-9
     mixed_per_sequence: float = 0.0
+    weights: float = 0.0
     noise: float = 0.0
 
     def seconds(self, work: StepWork, generator: random.Random) -> float:
@@ -88,10 +91,17 @@ class StepFormula:
             self.constant
             + (self.per_sequence + mixed) * work.sequences
             + self.per_kv_token * work.kv_tokens
-            + self.per_prefill_token * work.prefill_tokens
+            + self.computing(work)
             + self.per_prefill_attention * work.prefill_attention
         )
         return mean * (generator.lognormvariate(0.0, self.noise) if self.noise else 1.0)
+
+    def computing(self, work: StepWork) -> float:
+        """Return what the matrix multiplications take longer than the reading of the weights, seconds."""
+        if not self.weights:
+            return self.per_prefill_token * work.prefill_tokens
+        tokens = work.prefill_tokens + work.sequences
+        return math.hypot(self.weights, self.per_prefill_token * tokens) - self.weights
 
 
 class StepLog:

@@ -1,27 +1,33 @@
-"""The whole path on a real vLLM: calibrate, sweep what the fit never saw, compare."""
+"""The whole path on a real vLLM: calibrate, measure what the fit never saw, compare."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.accuracy import model, paced
-from benchmarks.accuracy.judge import Judgement, show
+from benchmarks.accuracy.cases import cases
+from benchmarks.accuracy.formulas import FORMULAS
+from benchmarks.accuracy.judge import show
+from benchmarks.accuracy.outcome import judge_formula, report
+
+UNSEEN = ("clients-16", "mixed", "poisson-80", "budget-512")
+STEADY = ("output_throughput", "p50_tpot", "p50_itl", "p50_e2el")  # what does not hang on a moment of the host
+LEVEL_SECONDS = 12.0
 
 
 def test_a_paced_vllm_is_predicted_where_it_was_never_measured(venv: Path, tmp_path: Path) -> None:
-    profile, seconds, judgements = paced.measure(venv, tmp_path)
-    paced.report(profile, seconds, judgements)
-    wrong = [str(item) for found in judgements.values() for item in found if not is_explained(item)]
+    formula = replace(FORMULAS["4090"], cases=UNSEEN, repeats=2)
+    chosen = [case for case in cases(formula, LEVEL_SECONDS) if case.name in UNSEEN]
+    paced.measure(formula, chosen, formula.repeats, venv, tmp_path)
+    profile = paced.calibrate(formula, tmp_path, "--from", str(tmp_path / "calibration"))
+    outcome = judge_formula(formula, profile, tmp_path)
+    report(outcome)
+    wrong = [str(item) for item in outcome.judgements if item.metric in STEADY and item.verdict == "missed"]
     assert not wrong, "\n".join(wrong)
-    assert abs(profile.step_time.constant / 15.7e-3 - 1) < 0.01
-
-
-def is_explained(item: Judgement) -> bool:
-    """Within the benchmark's goals or the noise of repeats, or a TTFT that is one engine step off.
-
-    A few milliseconds of the host, which differ from one server start to the next, decide which of two modes it has.
-    """
-    return item.is_met or item.is_one_step_off
+    missed = [str(item) for item in outcome.judgements if item.verdict == "missed"]
+    assert len(missed) <= 0.1 * len(outcome.judgements), "\n".join(missed)
+    assert abs(profile.step_time.constant / formula.step["constant"] - 1) < 0.01
 
 
 def test_a_real_model_is_predicted_within_the_noise_of_this_machine(venv: Path, tmp_path: Path) -> None:
