@@ -73,7 +73,7 @@ def shade_interval(
 
 def throughput_and_latency(family: Family, slos: Sequence[Mapping[str, float]]) -> Drawing:
     """Output tokens a second against TTFT, with the bands of the TTFT targets among `slos`."""
-    drawing = new_drawing("throughput-latency", "Throughput against time to first token")
+    drawing = new_drawing("throughput-latency", "Throughput against time to first token", left=0.9)
     axes = drawing.axes
     seen: list[float] = []
     for curve in family.curves:
