@@ -69,9 +69,10 @@ def replay_of(what: str, profile_name: str | None, flags: Mapping[str, Any]) -> 
     if profile_name is not None:
         raise CommandError("--profile goes with a saved run; a scenario names its own")
     scenario = find_scenario(what)
-    profile = scenario.load_profile(PROFILES)
-    engine_flags = change_flags(scenario.flags(profile), flags, profile.kv_bytes_per_token)
-    return _of_profile(scenario.name, profile, engine_flags, scenario.workloads())
+    server = scenario.servers(scenario.load_profile(PROFILES), flags)[0]
+    if server.fleet.engines > 1:
+        raise CommandError(f"{what} is of a fleet; explain tells of one engine: ask for its share of the load alone")
+    return _of_profile(scenario.name, server.profile, server.flags, scenario.workloads())
 
 
 def _of_run(folder: str, profile_name: str | None, flags: Mapping[str, Any]) -> Replay:

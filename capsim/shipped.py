@@ -33,11 +33,16 @@ def find_profile(name: str) -> Profile:
     return Profile.load(_find("profile", name, PROFILES))
 
 
+def shipped_names(folder: Path) -> list[str]:
+    """Names of the files in one of the folders above, in order."""
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
 def _find(kind: str, name: str, folder: Path) -> Path:
     if Path(name).is_file():
         return Path(name)
     if Path(name).name == name and (folder / f"{name}.yaml").is_file():
         return folder / f"{name}.yaml"
-    shipped = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
+    shipped = ", ".join(shipped_names(folder))
     hint = f"shipped are {shipped}" if shipped else "give the path of a file"
     raise CommandError(f"{name}: no such {kind}; {hint}")

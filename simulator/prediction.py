@@ -20,30 +20,36 @@ def predict(
     profile: Profile,
     workloads: Sequence[Load],
     flags: EngineFlags | None = None,
-    on_level: Callable[[int], None] | None = None,
+    on_level: Callable[[float], None] | None = None,
     with_intervals: bool = False,
     fleet: Fleet | None = None,
 ) -> Run:
     """Simulate every level of load on the server of `profile`, or on a fleet of such servers.
 
-    `flags` default to the profile's. `on_level` is told how many levels are done. A level that leaves the measured
-    range says so in its notes. `with_intervals` simulates each level more often, see `simulator.uncertainty`. Raises
+    `flags` default to the profile's. `on_level` is told how many levels are done, the part of a begun one included
+    where it takes several simulations. A level that leaves the measured range says so in its notes.
+    `with_intervals` simulates each level more often, see `simulator.uncertainty`. Raises
     `simulator.scheduler.CannotFit` for a request that the engine can never serve.
     """
     flags, fleet = flags or profile.engine_flags, fleet or Fleet()
-    levels = []
+    levels: list[Level] = []
     for workload in workloads:
         level = fleet.simulate(workload, flags, profile.step_time, profile.host_time)
         level.notes += profile.outside_range(fleet.share(workload), flags, _peak_running(level, fleet))
         level.notes += [note] if (note := version_note(flags.engine_version)) else []
         if with_intervals:
-            level.intervals = intervals(profile, workload, flags, level, fleet)
+            level.intervals = intervals(profile, workload, flags, level, fleet, _within(on_level, len(levels)))
             wider = widening(profile, workload, flags, level, fleet)
             level.notes += [_widened(wider)] if level.intervals and wider > 1 else []
         levels.append(level)
         if on_level is not None:
             on_level(len(levels))
     return Run("simulated", levels, _server(profile, flags, fleet))
+
+
+def _within(on_level: Callable[[float], None] | None, done: int) -> Callable[[float], None] | None:
+    """Takes the share of a level that comes after `done` others."""
+    return None if on_level is None else lambda share: on_level(done + share)
 
 
 def _widened(factor: float) -> str:

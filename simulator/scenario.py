@@ -204,7 +204,6 @@ class LoadSection(Section):
             raise LoadError("give input_len and output_len, or shapes")
         return [uniform_shape(self.input_len, self.output_len, self.range_ratio)]
 
-
     def _check_capacity(self) -> None:
         stated = ("concurrency", "request_rate", "trace", "rate_curve", "max_concurrency", "requests_per_client")
         if self.capacity is not None and (given := [name for name in stated if getattr(self, name) is not None]):
@@ -231,7 +230,7 @@ def _known_router(name: str) -> str:
     return name
 
 
-def _line(value: object) -> object:
+def _serve_line(value: object) -> object:
     return read_line(value) if isinstance(value, str) else value
 
 
@@ -259,7 +258,7 @@ class Scenario(Section):
     router: Annotated[str, AfterValidator(_known_router)] | None = Field(
         default=None, description="who chooses among replicas, such as least-requests"
     )
-    alternatives: list[Annotated[InstanceOf[ServeLine], BeforeValidator(_line)]] = Field(
+    alternatives: list[Annotated[InstanceOf[ServeLine], BeforeValidator(_serve_line)]] = Field(
         default_factory=list, description='lines of flags that differ, such as ["--max-num-seqs 64"]'
     )
     load: LoadSection
@@ -300,7 +299,7 @@ class Scenario(Section):
 
         Flags that are `given` besides, as ``--max-num-seqs``, win over `engine_flags`. Raises `ScenarioError`.
         """
-        own = _over(self._line(), ServeLine.of(given or {}))
+        own = _over(self._own_line(), ServeLine.of(given or {}))
         servers = [self._server("engine_flags", profile, own)]
         for number, line in enumerate(self.alternatives):
             named = replace(_over(own, line), name=line.label)
@@ -319,7 +318,7 @@ class Scenario(Section):
         assert isinstance(load, (Workload, Sessions))  # a trace has no capacity
         return load
 
-    def _line(self) -> ServeLine:
+    def _own_line(self) -> ServeLine:
         """The server in question, as one would start it."""
         given = {f"--{_WRITTEN.get(name, name)}": value for name, value in self.engine_flags.items()}
         line = ServeLine.of({name: value if isinstance(value, bool) else str(value) for name, value in given.items()})

@@ -58,19 +58,29 @@ def targets_label(targets: Mapping[str, float]) -> str:
 
 def figures(summary: Summary) -> dict[str, float]:
     """Every number that may have a target, in a target's unit: milliseconds, or a share; NaN if it was not seen."""
-    numbers = summary.flat()
+    return figures_of(summary.flat())
+
+
+def figures_of(numbers: Mapping[str, float | int | None]) -> dict[str, float]:
+    """The same of the numbers of `Summary.flat`."""
     found = {}
     for name in TARGET_NAMES:
         if name != ERROR_RATE:
             seen = numbers[name]
             found[name] = math.nan if seen is None else seen * 1000
-    found[ERROR_RATE] = summary.errors / summary.requests if summary.requests else math.nan
+    requests = numbers["requests"]
+    found[ERROR_RATE] = (numbers["errors"] or 0) / requests if requests else math.nan
     return found
 
 
 def missed_targets(summary: Summary, targets: Mapping[str, float]) -> list[str]:
     """The names of the targets that a level does not meet; one that was not seen is not met."""
-    found = figures(summary)
+    return missed_of(summary.flat(), targets)
+
+
+def missed_of(numbers: Mapping[str, float | int | None], targets: Mapping[str, float]) -> list[str]:
+    """The same of the numbers of `Summary.flat`."""
+    found = figures_of(numbers)
     return [name for name, target in targets.items() if not found[name] <= target]
 
 

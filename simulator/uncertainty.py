@@ -13,7 +13,7 @@ An interval has three parts, taken as independent:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -49,11 +49,13 @@ def intervals(
     flags: EngineFlags | None = None,
     level: Level | None = None,
     fleet: Fleet | None = None,
+    on_draw: Callable[[float], None] | None = None,
 ) -> dict[str, tuple[float, float]]:
     """90 % intervals of every number of `simulator.summary.Summary.flat` but the counts of requests.
 
     `level` is the prediction itself where it has been simulated already. A number that the load alone decides has an
-    interval without width. A profile that says nothing of its errors gives no intervals.
+    interval without width. A profile that says nothing of its errors gives no intervals. `on_draw` is told the share
+    of the simulations that is done.
     """
     if not knows_errors(profile):
         return {}
@@ -64,8 +66,11 @@ def intervals(
     base = predicted
     if trial != workload:
         base = summarize(fleet.simulate(trial, flags, profile.step_time, profile.host_time)).flat()
-    drawn = []
-    for number, (step_time, host_time) in enumerate(drawn_times(profile, at_least_one=random)):
+    drawn: list[Numbers] = []
+    times = list(drawn_times(profile, at_least_one=random))
+    for number, (step_time, host_time) in enumerate(times):
+        if on_draw is not None:
+            on_draw((2 + number) / (2 + len(times)))
         load = trial.redrawn(1 + number) if random else trial
         drawn.append(summarize(fleet.simulate(load, flags, step_time, host_time)).flat())
     wider = widening(profile, workload, flags, level, fleet)

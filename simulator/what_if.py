@@ -106,25 +106,36 @@ def what_if(
     alternatives: Sequence[Alternative],
     loads: Sequence[Load],
     with_intervals: bool = True,
-    on_load: Callable[[int], None] | None = None,
+    on_load: Callable[[float], None] | None = None,
 ) -> list[Comparison]:
     """Compare the alternatives with the baseline, load by load.
 
-    `on_load` is told how many loads are done. Raises `simulator.alternative.AlternativeError` where a server can never
-    serve one of the requests.
+    `on_load` is told how many loads are done, a begun one in part. Raises `simulator.alternative.AlternativeError`
+    where a server can never serve one of the requests.
     """
-    compared = []
+    compared: list[Comparison] = []
     for load in loads:
-        compared.append(_compare([baseline, *alternatives], load, with_intervals))
-        if on_load is not None:
-            on_load(len(compared))
+        within = _say_nothing if on_load is None else _after(len(compared), on_load)
+        compared.append(_compare([baseline, *alternatives], load, with_intervals, within))
+        within(1)
     return compared
 
 
-def _compare(servers: Sequence[Alternative], load: Load, with_intervals: bool) -> Comparison:
+def _after(done: int, on_load: Callable[[float], None]) -> Callable[[float], None]:
+    """Takes the share of a load that comes after `done` others."""
+    return lambda share: on_load(done + share)
+
+
+def _say_nothing(_share: float) -> None:
+    """Nobody asked."""
+
+
+def _compare(
+    servers: Sequence[Alternative], load: Load, with_intervals: bool, tell: Callable[[float], None]
+) -> Comparison:
     levels = [_simulate(server, load) for server in servers]
     numbers = [summarize(level).flat() for level in levels]
-    draws = _Draws(servers, load, numbers) if with_intervals and knows_errors(servers[0].profile) else None
+    draws = _Draws(servers, load, numbers, tell) if with_intervals and knows_errors(servers[0].profile) else None
     outcomes, wider = [], []
     for place, (server, level) in enumerate(zip(servers, levels, strict=True)):
         wider.append(1.0 + server.profile.doublings_outside(*_seen_by_one(server, load, level)))
@@ -175,7 +186,10 @@ def _ceilings(server: Alternative, load: Load) -> Ceilings:
 class _Draws:
     """The numbers of every server under the same draws of coefficients and, for a random load, the same seeds."""
 
-    def __init__(self, servers: Sequence[Alternative], load: Load, numbers: Sequence[Numbers]) -> None:
+    def __init__(
+        self, servers: Sequence[Alternative], load: Load, numbers: Sequence[Numbers], tell: Callable[[float], None]
+    ) -> None:
+        """`tell` takes the share of the simulations that is done."""
         self.profile: Profile = servers[0].profile
         self.profiles = [server.profile for server in servers]
         self.numbers = numbers
@@ -184,7 +198,9 @@ class _Draws:
         if trial != load:
             self.base = [summarize(_simulate(server, trial)).flat() for server in servers]
         self.drawn: list[list[Numbers]] = [[] for _ in servers]
-        for number, times in enumerate(paired_times(self.profiles, at_least_one=random)):
+        paired = list(paired_times(self.profiles, at_least_one=random))
+        for number, times in enumerate(paired):
+            tell((2 + number) / (2 + len(paired)))
             drawn_load = trial.redrawn(1 + number) if random else trial
             for server, kept, drawn in zip(servers, self.drawn, times, strict=True):
                 kept.append(summarize(_simulate(server, drawn_load, drawn)).flat())

@@ -45,9 +45,9 @@ def test_the_shipped_profile_is_what_a_fresh_fit_writes(profile):
 
 def test_requests_that_fit_the_pool(profile):
     assert rtx4090.ceiling(profile.engine_flags) == 67
-    bigger = Scenario.read(SCENARIOS / "rtx4090-kv-cache-memory.yaml").flags(profile)
-    assert bigger == rtx4090.bigger_pool()
-    assert rtx4090.ceiling(bigger) == 89
+    _, bigger, _ = Scenario.read(SCENARIOS / "rtx4090-kv-cache-memory.yaml").servers(profile)
+    assert bigger.flags == rtx4090.bigger_pool()
+    assert rtx4090.ceiling(bigger.flags) == 89
 
 
 def test_levels_add_up_to_the_requests_that_the_report_states():

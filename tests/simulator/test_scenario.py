@@ -52,7 +52,8 @@ def changed(path: Path, old: str, new: str) -> Path:
 def test_states_levels_flags_and_targets(scenario_file: Path, profile: Profile) -> None:
     scenario = Scenario.read(scenario_file)
     assert scenario.workloads() == [Workload(ClosedLoop(1), (FIXED,), 50, 3), Workload(ClosedLoop(4), (FIXED,), 50, 3)]
-    flags = scenario.flags(scenario.load_profile())
+    (server,) = scenario.servers(scenario.load_profile())
+    flags = server.flags
     assert (flags.max_num_seqs, flags.num_gpu_blocks) == (16, 1024)
     assert flags.max_num_batched_tokens == profile.engine_flags.max_num_batched_tokens
     assert scenario.slo == {"p99_ttft": 2000}
@@ -181,6 +182,29 @@ def test_a_trace_that_is_not_there_is_told(scenario_file: Path) -> None:
         ("p99_ttft: 2000", "p99_ttft: -2", 13, "a target must be a positive number of milliseconds"),
         ("max-num-seqs: 16", "max-num-sequences: 16", 4, "did you mean 'max-num-seqs'?"),
         ("max-num-seqs: 16", "max-num-seqs: 16\n  max_num_seqs: 8", 5, "given twice under two names"),
+        ("load:", "gpu: H1000\nload:", 6, "gpu: "),
+        ("load:", "replicas: 0\nload:", 6, "replicas must be greater than or equal to 1 (servers behind a router)"),
+        ("load:", "router: fastest\nload:", 6, "router: "),
+        ("load:", "router: p/d\nload:", 6, "prefill/decode disaggregation is not modelled"),
+        (
+            "load:",
+            "alternatives:\n- --max-num-seqs 4\n- --max-seqs 8\nload:",
+            8,
+            "alternatives[1]: vLLM has no flag --max-seqs",
+        ),
+        (
+            "load:",
+            "alternatives: --max-num-seqs 4\nload:",
+            6,
+            "alternatives must be a list in [ ] (lines of flags that differ",
+        ),
+        (
+            "concurrency: [1, 4]",
+            "concurrency: [1, 4]\n  capacity: clients",
+            8,
+            "give either capacity, which searches for the level, or concurrency",
+        ),
+        ("concurrency: [1, 4]", "capacity: users", 7, "load.capacity must be 'clients' or 'rate', got 'users'"),
         ("load:", "lod:", 6, "unknown key lod; did you mean 'load'?"),
         ("profile: demo.yaml", "profile: 7", 2, "profile must be text in quotes"),
     ],
@@ -207,7 +231,7 @@ def test_finds_its_profile_beside_it_or_among_the_shipped(
 def test_flags_that_contradict_each_other_are_told(scenario_file: Path, profile: Profile) -> None:
     scenario = Scenario.read(changed(scenario_file, "max-num-seqs: 16", "max-num-seqs: 4096"))
     with pytest.raises(ScenarioError, match="engine_flags: --max-num-batched-tokens"):
-        scenario.flags(profile)
+        scenario.servers(profile)
 
 
 def test_one_level_is_planned_for_each_number() -> None:
@@ -224,3 +248,69 @@ def test_one_level_is_planned_for_each_number() -> None:
 def test_what_is_no_shape_is_refused(text: str) -> None:
     with pytest.raises(LoadError, match="is not a shape such as"):
         parse_shape(text)
+
+
+# --- several servers, and a level that is searched for
+
+
+def added(path: Path, sections: str) -> Scenario:
+    return Scenario.read(changed(path, "load:", f"{sections}\nload:"))
+
+
+def test_alternatives_differ_from_the_server_in_question(scenario_file: Path, profile: Profile) -> None:
+    scenario = added(scenario_file, "alternatives:\n- --max-num-seqs 8\n- name=pool --num-gpu-blocks-override 600")
+    own, fewer, pool = scenario.servers(profile)
+    assert [server.name for server in (own, fewer, pool)] == [
+        "--max-num-seqs 16 --kv-cache-memory-bytes 1073741824",
+        "--max-num-seqs 8",
+        "pool",
+    ]
+    assert [server.flags.max_num_seqs for server in (own, fewer, pool)] == [16, 8, 16]
+    # the last word on the pool counts
+    assert [server.flags.num_gpu_blocks for server in (own, fewer, pool)] == [1024, 1024, 600]
+
+
+def test_flags_given_besides_hold_for_all_but_what_an_alternative_changes(
+    scenario_file: Path, profile: Profile
+) -> None:
+    scenario = added(scenario_file, "alternatives: [--max-num-seqs 8, --block-size 32]")
+    own, fewer, blocks = scenario.servers(profile, {"--max-num-seqs": "12", "--enable-prefix-caching": True})
+    assert [server.flags.max_num_seqs for server in (own, fewer, blocks)] == [12, 8, 12]
+    assert all(server.flags.enable_prefix_caching for server in (own, fewer, blocks))
+
+
+def test_a_fleet_and_another_gpu_are_part_of_the_question(scenario_file: Path, profile: Profile) -> None:
+    measured = profile.model_copy(update={"gpu": "A100-SXM4-80GB", "model": "Qwen/Qwen2.5-7B"})
+    sections = "gpu: H100-SXM\nreplicas: 3\nrouter: least-kv\nalternatives: [--replicas 2]"
+    own, fewer = added(scenario_file, sections).servers(measured)
+    assert (own.fleet.replicas, own.fleet.router) == (3, "least-kv")
+    assert (fewer.fleet.replicas, fewer.fleet.router) == (2, "least-kv")
+    assert own.profile.gpu == fewer.profile.gpu == "H100 SXM"
+    assert own.profile.step_time.constant < profile.step_time.constant
+
+
+def test_flags_of_memory_and_ranks_are_flags_too(scenario_file: Path, profile: Profile) -> None:
+    changed(scenario_file, "  kv-cache-memory: 1GiB\n", "  data-parallel-size: 2\n")
+    (server,) = Scenario.read(scenario_file).servers(profile)
+    assert server.fleet.engines == 2
+
+
+def test_what_is_not_modelled_is_told_with_its_place(scenario_file: Path, profile: Profile) -> None:
+    scenario = added(scenario_file, "alternatives: [--max-num-seqs 8, --enable-lora]")
+    with pytest.raises(ScenarioError, match=r"alternatives\[1\]: --enable-lora would change the result"):
+        scenario.servers(profile)
+
+
+@pytest.mark.parametrize(("by", "arrivals"), [("clients", ClosedLoop(1)), ("rate", OpenLoop(1.0))])
+def test_a_capacity_is_searched_for_and_has_no_levels(
+    scenario_file: Path, profile: Profile, by: str, arrivals: ClosedLoop | OpenLoop
+) -> None:
+    scenario = Scenario.read(changed(scenario_file, "concurrency: [1, 4]", f"capacity: {by}"))
+    assert scenario.searched_load() == Workload(arrivals, (FIXED,), 50, 3)
+    with pytest.raises(ScenarioError, match="searches for a level by capacity and states none"):
+        scenario.workloads()
+    with pytest.raises(ScenarioError, match=r"line 6: load: capacity is the highest level that meets slo; give slo"):
+        Scenario.read(changed(changed(scenario_file, "slo:\n", ""), "  p99_ttft: 2000\n", ""))
+    scenario_file.write_text(scenario_file.read_text() + "slo: {p99_ttft: 2000}\n")
+    with pytest.raises(ScenarioError, match="capacity is searched for one engine"):
+        added(scenario_file, "replicas: 2").servers(profile)
