@@ -16,6 +16,7 @@ from simulator.trace import Trace
 
 DATA = Path(__file__).parents[2] / "shared" / "measured"
 
+pytestmark = pytest.mark.slow
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no measurements of others in {DATA}")
 
 

@@ -29,6 +29,7 @@ def test_the_fit_sees_at_most_eight_clients():
     assert any(item.clients > 8 for item in rtx4090.CHECKS)
 
 
+@pytest.mark.slow
 def test_the_shipped_profile_is_what_a_fresh_fit_writes(profile):
     fresh = rtx4090.profile_of(rtx4090.fit())
     for terms in ("step_time", "host_time"):

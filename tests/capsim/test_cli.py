@@ -273,6 +273,7 @@ def demo_server() -> Iterator[str]:
 SMALL = ("--input-len", "64", "--output-len", "16", "--num-prompts", "8")
 
 
+@pytest.mark.slow
 def test_calibrates_sweeps_and_validates(demo_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("calibration.sweep_plan.PROBE_LENGTHS", (64, 1024))
     profile, measured = tmp_path / "fitted.yaml", tmp_path / "measured"

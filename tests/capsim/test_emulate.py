@@ -305,6 +305,7 @@ def test_a_speed_that_makes_no_sense(quick_file: Path) -> None:
     assert "0.0 is not a positive number" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_twin_is_calibrated_like_any_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From end to end, with little to fit; `tests/live/test_twin_clients.py` measures enough to recover a profile."""
     flags = EngineFlags(max_num_seqs=16, max_num_batched_tokens=512, max_model_len=2048, num_gpu_blocks=1001)

@@ -39,7 +39,7 @@ def memory(*arguments: object) -> Result:
 def test_the_report_and_what_its_advice_would_change(log_file: Path) -> None:
     result = memory("--server-log", log_file, "--kv-cache-memory=6569114112", "--tokens", 1280)
     assert result.exit_code == 0, result.output
-    rows = {line[:40].strip(): line.split()[-2:] for line in result.output.splitlines()}
+    rows = {line.strip().split("  ")[0]: line.split()[-2:] for line in result.output.splitlines()}
     assert rows["GPU KV cache size, tokens"] == ["86,896", "114,544"]
     assert rows["requests of 1,280 tokens that fit"] == ["67", "89"]
     assert "4.64 GiB" in result.output

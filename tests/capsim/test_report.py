@@ -238,6 +238,7 @@ def test_a_spreadsheet_takes_no_text_for_a_formula() -> None:
     assert table.csv() == "name,recommended\n'=HYPERLINK(1),\n,\n8,yes\n"
 
 
+@pytest.mark.slow
 def test_files_beside_the_page(tmp_path: Path, predicted: Run) -> None:
     save_run(predicted, tmp_path / "run")
     result = report(tmp_path / "run", "-o", tmp_path / "r.html", "--format", "png,svg,csv,md")
@@ -261,6 +262,7 @@ def lost(level: Level) -> Level:
     return replace(level, requests=level.requests.assign(error="timeout", **nothing), gaps=level.gaps.iloc[:0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "levels",
     [

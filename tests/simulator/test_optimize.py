@@ -155,6 +155,7 @@ def test_two_processes_find_the_same(serial: Serial, tmp_path: Path) -> None:
     assert_same_bytes(serial, Workers(jobs=2), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="Dask is not installed")
 def test_a_dask_cluster_of_two_workers_finds_the_same(serial: Serial, tmp_path: Path) -> None:
     from distributed import LocalCluster
@@ -205,6 +206,7 @@ optimize.Optimizer(Profile.load(sys.argv[1]), load, targets, num_prompts=160, lo
 """
 
 
+@pytest.mark.slow
 def test_a_killed_search_goes_on_where_it_was(
     serial: Serial, profile_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
