@@ -17,6 +17,7 @@ from calibration.robust_fit import Belief, Solution, covariance, solve, weighted
 from calibration.roofline import Prior
 from calibration.step_rows import DECODE, HOST_TERMS, KINDS, LONE, TERMS, Observations, observations
 from calibration.steps import reconstruct, stream_gaps
+from calibration.sweep_plan import is_probe
 from simulator.cuda_graphs import DecodeGraphs
 from simulator.engine_flags import EngineFlags
 from simulator.run import Level
@@ -106,10 +107,15 @@ def fit_step_time(
 
 
 def _gap_noise(levels: Sequence[Level], flags: EngineFlags, fit: StepTimeFit) -> tuple[float, ...]:
-    """Percentiles of what single gaps of decode steps add to the fitted duration, about zero; levels count alike."""
+    """Percentiles of what single gaps of decode steps add to the fitted duration, about zero; levels count alike.
+
+    Crowds of short requests keep the API server busier than what is predicted, so probes do not count.
+    """
     found = []
     graphs, step_time = DecodeGraphs(flags), fit.step_time
     for level in levels:
+        if is_probe(level.workload):
+            continue
         steps = reconstruct(level, flags, fit.host_time.per_request_serial)
         told = np.array(
             [
