@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import aiohttp
 import numpy as np
 
-from calibration.endpoint import Endpoint, EndpointError, http_error
-from calibration.stream import Answer, Patience, ask
+from calibration.endpoint import Endpoint, EndpointError, headers, http_error
+from calibration.stream import PATIENCE, Answer, Patience, ask
 
 # Ordinary words in every common vocabulary: byte and control tokens lie below 1000 or, in Llama and Qwen, above
 # 100,000. The later ranges are for small models.
@@ -86,6 +88,23 @@ async def learn_dialect(session: aiohttp.ClientSession, endpoint: Endpoint, seed
     trials = _Trials(session, endpoint, seed, patience)
     dialect = await trials.completions()
     return dialect or await trials.chat()
+
+
+def dialect_of(endpoint: Endpoint, patience: Patience = PATIENCE) -> Dialect:
+    """Ask a few short questions, of 16 tokens each, to learn how a server wants to be asked.
+
+    Raises `EndpointError`, as `learn_dialect` does.
+    """
+    with ThreadPoolExecutor(1) as thread:  # a thread of its own: a notebook has an event loop already
+        return thread.submit(asyncio.run, _dialect_of(endpoint, patience)).result()
+
+
+async def _dialect_of(endpoint: Endpoint, patience: Patience) -> Dialect:
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=patience.connect)
+    connector = aiohttp.TCPConnector(ssl=not endpoint.insecure)
+    told = {"Content-Type": "application/json", "Accept-Encoding": "identity"} | headers(endpoint.api_key)
+    async with aiohttp.ClientSession(connector=connector, headers=told, timeout=timeout) as session:
+        return await learn_dialect(session, endpoint, 0, patience)
 
 
 class _Trials:

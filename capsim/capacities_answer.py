@@ -65,6 +65,7 @@ class CapacitiesAnswer:
         for key, answer in zip(self.keys, self.answers, strict=True):
             sentence = answer.why() or f"{answer.first.ceilings.sentence()}."
             screen.print(f"{key}: {answer.verdict()} {sentence}", markup=False)
+        screen.print(self.answers[0].counted(), markup=False)
         self._show_trust()
 
     def _table(self) -> Table:

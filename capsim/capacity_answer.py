@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from rich.table import Table
 
-from capsim.tables import _figures, _table, console
+from capsim.tables import console, digits, plain_table
 from simulator.capacity import MARGIN, Capacity, CapacitySearch
 from simulator.engine_flags import EngineFlags
 from simulator.operating_point import knee, slo_figures
@@ -27,10 +27,12 @@ class CapacityAnswer:
         search: CapacitySearch,
         found: Sequence[Capacity],
         curve: Sequence[Trial],
+        met: Sequence[tuple[Trial, int, int]] = (),
     ) -> None:
+        """`met` says of levels in how many of so many draws of the profile's coefficients they meet the first SLO."""
         self.server, self.flags, self.search = server, flags, search
         self.found, self.first = found, found[0]
-        self.curve = curve
+        self.curve, self.met = curve, [(trial, met, draws) for trial, met, draws in met if draws]
         self.knee = curve[knee([trial.numbers for trial in curve])] if curve else None
 
     # --- sentences
@@ -70,6 +72,27 @@ class CapacityAnswer:
         side = "below" if found.fallback.value < knee.value else "beyond" if found.fallback.value > knee.value else "at"
         return f"{sentence}; it lies {side} the knee, {_label(knee)}, where throughput over latency peaks."
 
+    def counted(self) -> str:
+        """What of a level counts."""
+        start = "start" if self.search.is_open else "start burst"
+        if self.search.whole_runs:
+            return f"Counted with the {start} and the end of a run, as a load generator does."
+        return (
+            f"Counted without the {start} and the end of a run; capsim capacity --whole-runs counts them, as capsim "
+            "predict does."
+        )
+
+    def sureness(self) -> str | None:
+        """How far the profile's uncertainty lets one trust the levels."""
+        if not self.met:
+            return None
+        (first, met, draws), *others = self.met
+        rest = "".join(f", {_label(trial)} in {met} of {draws}" for trial, met, draws in others)
+        return (
+            f"How sure: with coefficients drawn from the profile's uncertainty, {_label(first)} meets it in {met} of "
+            f"{draws} draws{rest}."
+        )
+
     def notes(self) -> list[str]:
         """What a reader must know of the level that was found."""
         best = self.first.best
@@ -90,6 +113,8 @@ class CapacityAnswer:
             "verdict": self.verdict(),
             "why": self.why(),
             "recommendation": self.recommendation(),
+            "counted": "whole runs" if self.search.whole_runs else "steady part",
+            "met_in_draws": [{"level": trial.value, "met": met, "draws": draws} for trial, met, draws in self.met],
             "knee": None if self.knee is None else self.knee.value,
             "ceilings": asdict(self.first.ceilings),
             "notes": self.notes(),
@@ -111,7 +136,7 @@ class CapacityAnswer:
         screen.print(f"Capacity of {self.server.name}: {what}, {loop}, {load.lengths_label} tokens", markup=False)
         screen.print()
         screen.print(self.verdict(), markup=False)
-        for sentence in (self.why(), self.recommendation()):
+        for sentence in (self.why(), self.recommendation(), self.sureness(), self.counted()):
             if sentence:
                 screen.print(sentence, markup=False)
         levels = [trial for trial in (self.first.best, self.first.fallback) if trial is not None]
@@ -128,13 +153,13 @@ class CapacityAnswer:
     def _level_table(self, levels: Sequence[Trial]) -> Table:
         """The capacity and the level to fall back to, figure by figure."""
 
-        table = _table("What comes with it" + ("; 90 % intervals" if levels[0].replications > 1 else ""))
+        table = plain_table("What comes with it" + ("; 90 % intervals" if levels[0].replications > 1 else ""))
         table.add_column("", no_wrap=True)
         for place, trial in enumerate(levels):
             table.add_column(f"{_label(trial)}{', recommended' if place else ''}", justify="right", no_wrap=True)
         for name, title in _FIGURES.items():
             table.add_row(title, *(_figure(trial, name) for trial in levels))
-        table.add_row("requests/s that keep the SLO", *(_figures(trial.goodput) for trial in levels))
+        table.add_row("requests/s that keep the SLO", *(digits(trial.goodput) for trial in levels))
         pool = self.first.ceilings.kv_tokens
         table.add_row("KV pool, peak", *(f"{trial.numbers['peak_kv_tokens'] / pool:.1%}" for trial in levels))
         for name in self.first.targets:
@@ -144,7 +169,7 @@ class CapacityAnswer:
 
     def _slo_table(self) -> Table:
         """For each SLO the level to choose, as the published report has it."""
-        table = _table("For each SLO the highest level")
+        table = plain_table("For each SLO the highest level")
         table.add_column("\nSLO", overflow="fold")
         for header in ("\nlevel", "output\ntok/s", "p99\nTTFT, ms", "p50\nITL, ms"):
             table.add_column(header, justify="right", no_wrap=True)
@@ -153,9 +178,9 @@ class CapacityAnswer:
             table.add_row(
                 targets_label(found.targets),
                 _label(found.best) if found.best else "none",
-                _figures(figures["output_throughput"]),
-                _figures(figures["p99_ttft"] * 1000),
-                _figures(figures["p50_itl"] * 1000),
+                digits(figures["output_throughput"]),
+                digits(figures["p99_ttft"] * 1000),
+                digits(figures["p50_itl"] * 1000),
             )
         return table
 
@@ -163,7 +188,7 @@ class CapacityAnswer:
         """The levels of the search for the first SLO."""
 
         shown = [name for name in self.first.targets if name in self.first.tried[0].numbers][:4]
-        table = _table("Levels tried")
+        table = plain_table("Levels tried")
         for header in ("level", "verdict"):
             table.add_column(header, no_wrap=True)
         for header in ("runs", "req/s", "tok/s", *shown):
@@ -174,9 +199,9 @@ class CapacityAnswer:
                 _label(trial),
                 trial.verdict,
                 str(trial.replications),
-                _figures(trial.numbers["request_throughput"]),
-                _figures(trial.numbers["output_throughput"]),
-                *(_figures(trial.numbers[name] * 1000 if steady else math.nan) for name in shown),
+                digits(trial.numbers["request_throughput"]),
+                digits(trial.numbers["output_throughput"]),
+                *(digits(trial.numbers[name] * 1000 if steady else math.nan) for name in shown),
             )
         return table
 
@@ -214,8 +239,8 @@ def _figure(trial: Trial, name: str) -> str:
     """A number of a level, with its interval where it has one."""
     factor = 1000 if name.rpartition("_")[2] in ("ttft", "tpot", "itl", "e2el") else 1
     low, high = (end * factor for end in trial.intervals[name])
-    text = _figures(trial.numbers[name] * factor)
-    return text if high - low < 1e-9 * abs(high) else f"{text} ({_figures(max(low, 0.0))}-{_figures(high)})"
+    text = digits(trial.numbers[name] * factor)
+    return text if high - low < 1e-9 * abs(high) else f"{text} ({digits(max(low, 0.0))}-{digits(high)})"
 
 
 def _trial_row(trial: Trial) -> dict[str, object]:

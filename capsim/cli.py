@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperGroup, TyperOption
 
 from capsim import __version__
 from capsim.commands.calibrate import calibrate
 from capsim.commands.capacity import capacity
+from capsim.commands.doctor import doctor
 from capsim.commands.emulate import emulate
 from capsim.commands.explain import explain
 from capsim.commands.import_ import import_
@@ -24,8 +25,7 @@ from capsim.commands.sweep import sweep
 from capsim.commands.validate import validate
 from capsim.commands.what_if import what_if
 from capsim.errors import user_message
-
-FAILED, INTERRUPTED = 1, 130
+from capsim.exit_codes import ExitCode
 
 # What other load generators and vLLM's own parser call our options.
 SYNONYMS = {
@@ -41,10 +41,37 @@ SYNONYMS = {
     "kv-cache-memory": "kv-cache-memory-bytes",
 }
 
-EPILOG = (
-    "Exit codes: 0 done; 1 failed, with one line on stderr that says why; 2 wrong usage; 130 interrupted, what was "
-    "measured is kept."
-)
+EXIT_CODES = "\n".join(["Exit codes", *(f"{code:4d} {code.meaning.replace('`', '')}" for code in ExitCode)])
+
+# Every command by what it is for, with an example that runs as it is where its files and servers are there.
+SHIPPED = "--profile rtx4090-qwen2.5-7b"
+COMMANDS: Mapping[str, Sequence[tuple[Callable[..., None], str]]] = {
+    "Measure a server": (
+        (calibrate, "capsim calibrate --endpoint http://localhost:8000 -o my-server.yaml"),
+        (sweep, "capsim sweep --endpoint localhost:8000 --concurrency 2,16,32 -o measured"),
+        (import_, "capsim import result.json -o measured"),
+        (validate, "capsim validate --profile my-server.yaml measured"),
+    ),
+    "Ask what would be": (
+        (simulate, "capsim simulate rtx4090-qwen2.5-7b"),
+        (predict, f"capsim predict {SHIPPED} --slo p99_ttft:2000"),
+        (what_if, f"capsim what-if {SHIPPED} --alt '--max-num-seqs 16'"),
+        (capacity, f"capsim capacity {SHIPPED} --slo p99_ttft:2000"),
+        (memory, "capsim memory --model Qwen2.5-7B-Instruct --gpu 4090"),
+        (
+            optimize,
+            f"capsim optimize {SHIPPED} --slo p99_itl:250 \\\n    --request-rate 6 --replicas 1..4",
+        ),
+    ),
+    "See why, and show it": (
+        (explain, "capsim explain rtx4090-qwen2.5-7b --level C=16"),
+        (report, "capsim report measured --profile my-server.yaml -o report.html"),
+    ),
+    "Set up and try": (
+        (doctor, "capsim doctor --endpoint http://localhost:8000"),
+        (emulate, f"capsim emulate {SHIPPED} --port 8000"),
+    ),
+}
 
 
 def canonical_name(name: str) -> str:
@@ -66,6 +93,14 @@ class OneLineErrors(TyperGroup):
         with one_line_errors():
             return super().invoke(ctx)
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options. That which prints the completion is for those who look for it, not for the help."""
+        params = super().get_params(ctx)
+        for param in params:
+            if isinstance(param, TyperOption) and param.name == "show_completion":
+                param.hidden = True
+        return params
+
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
@@ -74,7 +109,7 @@ def one_line_errors() -> Iterator[None]:
         yield
     except KeyboardInterrupt as interrupt:
         typer.echo(f"interrupted{': ' if interrupt.args else ''}{' '.join(map(str, interrupt.args))}", err=True)
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
     except (typer.Exit, typer.Abort, BrokenPipeError):
         raise
     except Exception as error:
@@ -82,27 +117,20 @@ def one_line_errors() -> Iterator[None]:
         if message is None:
             raise
         typer.echo(f"error: {message}", err=True)
-        raise typer.Exit(getattr(error, "exit_code", FAILED)) from None
+        raise typer.Exit(getattr(error, "exit_code", ExitCode.FAILED)) from None
 
 
 app = typer.Typer(
     cls=OneLineErrors,
     no_args_is_help=True,
-    add_completion=False,
-    epilog=EPILOG,
+    epilog=EXIT_CODES,
     pretty_exceptions_enable=False,
     context_settings={"token_normalize_func": canonical_name, "help_option_names": ["-h", "--help"]},
 )
-for command in (simulate, predict, validate, sweep, calibrate):
-    app.command(epilog=EPILOG)(command)
-app.command(epilog=EPILOG)(capacity)
-app.command(epilog=EPILOG)(memory)
-app.command(epilog=EPILOG)(explain)
-app.command(epilog=EPILOG)(report)
-app.command(epilog=EPILOG)(optimize)
-app.command(epilog=EPILOG)(emulate)
-app.command("what-if", epilog=EPILOG)(what_if)
-app.command("import", epilog=EPILOG)(import_)
+for _group, _commands in COMMANDS.items():
+    for _command, _example in _commands:
+        _name = _command.__name__.rstrip("_").replace("_", "-")
+        app.command(_name, epilog=f"Example:\n{_example}", rich_help_panel=_group)(_command)
 
 
 def _show_version(wanted: bool) -> None:

@@ -8,13 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import typer
 from rich.table import Table
 from rich.text import Text
 
-from capsim.output import Output, _json
 from capsim.replay import Replay
-from capsim.tables import NOTHING, _table, console, milliseconds
+from capsim.tables import NOTHING, console, milliseconds, plain_table
 from simulator.explanation import CAUSES, DECODE_PARTS, TAIL, TTFT_PARTS, Explanation
 from simulator.run import Level
 from simulator.step_log import ObservedLevel
@@ -53,16 +51,6 @@ class ExplainAnswer:
 
     def __init__(self, replay: Replay, levels: Sequence[ExplainedLevel]) -> None:
         self.replay, self.levels, self.last = replay, levels, levels[-1]
-
-    def show(self, output: Output) -> None:
-        if output.as_json:
-            typer.echo(_json(self.content()))
-        elif output.as_csv:
-            import pandas as pd
-
-            typer.echo(pd.DataFrame(self.rows()).to_csv(index=False), nl=False)
-        else:
-            self._print()
 
     # --- files
 
@@ -124,7 +112,7 @@ class ExplainAnswer:
 
     # --- for people
 
-    def _print(self) -> None:
+    def show(self) -> None:
         screen = console()
         server = " on ".join(str(self.replay.server[name]) for name in ("model", "gpu") if self.replay.server.get(name))
         screen.print(f"{self.replay.title}: {server}", markup=False)
@@ -234,7 +222,7 @@ def _largest(parts: Mapping[str, float], names: Mapping[str, str]) -> str:
 
 
 def _level_table(title: str, headers: Sequence[str]) -> Table:
-    table = _table(title)
+    table = plain_table(title)
     table.add_column("\nlevel", overflow="fold")
     for header in headers:
         table.add_column(header if "\n" in header else f"\n{header}", justify="right", no_wrap=True)

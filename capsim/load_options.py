@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -79,6 +80,22 @@ Speed = Annotated[
 ]
 
 
+# what an error of `simulator.levels` names, as it is typed
+_TYPED = {
+    "concurrency": "--concurrency",
+    "request_rate": "--request-rate",
+    "requests_per_client": "--requests-per-client",
+    "num_prompts": "--num-prompts",
+    "think_time": "--think-time",
+    "sessions": "--sessions",
+    "rate_curve": "--rate-curve",
+    "max_concurrency": "--max-in-flight",
+    "duration": "--duration",
+    "speed": "--speed",
+    "a trace": "--trace",
+}
+
+
 def parsed(option: str, text: str | None, parse: Callable[[str], Value]) -> Value | None:
     """An option's value; what `parse` refuses is told with the option's name."""
     try:
@@ -100,7 +117,7 @@ def planned_load(
 
     `shapes` makes those of the options for lengths; `plain` is whether none of these was given.
     """
-    from simulator.levels import plan_load
+    from simulator.levels import LoadError, plan_load
     from simulator.sessions import parse_talk
     from simulator.trace_files import read_trace
 
@@ -111,4 +128,14 @@ def planned_load(
     requests: Sequence[Shape] | Talk | Trace | None = parsed("--sessions", sessions, parse_talk)
     if trace is not None:
         requests = read_trace(trace, trace_format)
-    return plan_load(shapes() if requests is None else requests, levels)
+    requests = shapes() if requests is None else requests
+    try:
+        levels.check(requests)
+    except LoadError as problem:
+        raise LoadError(_as_typed(str(problem))) from None
+    return plan_load(requests, levels)
+
+
+def _as_typed(message: str) -> str:
+    """A message with the options in place of the keys of a scenario."""
+    return re.sub(rf"\b({'|'.join(_TYPED)})\b", lambda found: _TYPED[found[1]], message)

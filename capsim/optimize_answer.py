@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-import typer
 from rich.table import Table
 
-from capsim.output import Output, _json
-from capsim.tables import _figures, _table, console
+from capsim.tables import console, digits, plain_table
 from simulator.optimize import Candidate, Found, Optimizer, Verdict
 from simulator.profile import Profile
 from simulator.targets import ERROR_RATE, targets_label
@@ -45,17 +43,6 @@ class OptimizeAnswer:
     def __init__(self, profile: Profile, search: Optimizer, found: Found, priced: bool) -> None:
         self.profile, self.search, self.found, self.priced = profile, search, found, priced
 
-    def tell(self, output: Output) -> None:
-        """Print it as it was asked for."""
-        if output.as_json:
-            typer.echo(_json(self.content()))
-        elif output.as_csv:
-            import pandas as pd
-
-            typer.echo(pd.DataFrame([self.row(one) for one in self.found.candidates]).to_csv(index=False), nl=False)
-        else:
-            self.show()
-
     # --- sentences
 
     def verdict(self) -> str:
@@ -80,7 +67,7 @@ class OptimizeAnswer:
         if not played:
             return ""
         closest = min(played, key=lambda one: max(one.figures[name] for name in self._timed()))
-        seen = ", ".join(f"{name} {_figures(closest.figures[name])} ms" for name in self._timed())
+        seen = ", ".join(f"{name} {digits(closest.figures[name])} ms" for name in self._timed())
         return f" Closest: {closest.configuration} with {seen}."
 
     def _timed(self) -> list[str]:
@@ -112,18 +99,18 @@ class OptimizeAnswer:
 
     def _cost(self, one: Candidate) -> str:
         if self.priced:
-            return f"{_figures(one.cost)} an hour"
+            return f"{digits(one.cost)} an hour"
         return f"{one.cost:.0f} GPU{'s' if one.cost > 1 else ''}"
 
     def _per_million(self, one: Candidate) -> str:
         unit = "" if self.priced else " GPU-hours"
-        return f"{_figures(one.cost_per_million)}{unit} a million output tokens"
+        return f"{digits(one.cost_per_million)}{unit} a million output tokens"
 
     def _intervals(self, one: Candidate) -> str:
         told = []
         for name, (low, high) in one.intervals.items():
             unit = "" if name == ERROR_RATE else " ms"
-            told.append(f"{name} {_figures(low)} to {_figures(high)}{unit}")
+            told.append(f"{name} {digits(low)} to {digits(high)}{unit}")
         return ", ".join(told)
 
     # --- for people
@@ -147,7 +134,7 @@ class OptimizeAnswer:
     def _front_table(self) -> Table:
         """Of those that meet the targets, the ones that nothing beats in both cost and latency."""
         name = self.found.latency
-        table = _table(f"Pareto front of cost and {name}, of those that meet the targets")
+        table = plain_table(f"Pareto front of cost and {name}, of those that meet the targets")
         table.add_column("\nconfiguration", overflow="fold")
         cost = ("cost\nan hour", "cost per\nM tokens") if self.priced else ("\nGPUs", "GPU-h per\nM tokens")
         for header in (*cost, "output\ntok/s", f"{name.replace('_', chr(10))}, ms", "\nsure"):
@@ -155,10 +142,10 @@ class OptimizeAnswer:
         for one in self.found.front[:MOST_ROWS]:
             table.add_row(
                 str(one.configuration),
-                _figures(one.cost) if self.priced else f"{one.cost:.0f}",
-                _figures(one.cost_per_million),
-                _figures(one.numbers["output_throughput"]),
-                _figures(one.numbers[name] * 1000),
+                digits(one.cost) if self.priced else f"{one.cost:.0f}",
+                digits(one.cost_per_million),
+                digits(one.numbers["output_throughput"]),
+                digits(one.numbers[name] * 1000),
                 {"sure": "yes", "unsure": "no"}.get(one.verdict, "-"),
             )
         return table
@@ -182,6 +169,10 @@ class OptimizeAnswer:
             "on_front": one in self.found.front,
         }
         return row | {name: one.numbers.get(name) for name in dict.fromkeys((*KEPT, self.found.latency))}
+
+    def rows(self) -> list[dict[str, object]]:
+        """One for each configuration."""
+        return [self.row(one) for one in self.found.candidates]
 
     def content(self) -> dict[str, object]:
         best = self.found.best

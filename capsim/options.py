@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from capsim.completion import complete_gpu, complete_profile
+
 if TYPE_CHECKING:
     from simulator.workload import Shape
 
@@ -20,8 +22,21 @@ INPUT_LEN, OUTPUT_LEN = 1024, 256  # tokens, unless given
 LOAD, OUTPUT, SERVER = "Load", "Output", "Server"
 ENGINE = "Engine flags, under vLLM's names"
 
+
+def _at_least_one(value: int | None) -> int | None:
+    if value is not None and value < 1:
+        raise typer.BadParameter(f"{value} is not at least 1")
+    return value
+
+
 ProfileName = Annotated[
-    str, typer.Option("--profile", metavar="FILE", help="Profile of the server: a file, or a shipped name.")
+    str,
+    typer.Option(
+        "--profile",
+        metavar="FILE",
+        help="Profile of the server: a file, or a shipped name.",
+        autocompletion=complete_profile,
+    ),
 ]
 Concurrency = Annotated[
     str | None,
@@ -51,7 +66,22 @@ Shapes = Annotated[
 Seed = Annotated[int, typer.Option(min=0, help="The same seed draws the same load.", rich_help_panel=LOAD)]
 OtherGpu = Annotated[
     str | None,
-    typer.Option("--gpu", metavar="NAME", help="On another GPU than the measured one, such as 4090 or H100-SXM."),
+    typer.Option(
+        "--gpu",
+        metavar="NAME",
+        help="On another GPU than the measured one, such as 4090 or H100-SXM.",
+        autocompletion=complete_gpu,
+    ),
+]
+TensorParallel = Annotated[
+    int | None,
+    typer.Option(
+        "--tensor-parallel-size",
+        metavar="N",
+        help="GPUs that share the model.",
+        rich_help_panel=ENGINE,
+        callback=_at_least_one,  # and no `min`, whose range would cut the names of the panel in 80 columns
+    ),
 ]
 Targets = Annotated[
     str | None,

@@ -7,18 +7,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import typer
 
 from capsim.errors import CommandError
 from capsim.tables import (
-    coefficient_table,
     comparison_table,
     console,
     drift_table,
     error_table,
-    fit_table,
     interval_table,
     latency_table,
     level_labels,
@@ -28,7 +26,6 @@ from capsim.tables import (
 if TYPE_CHECKING:
     from calibration.drift import Drift
     from calibration.validate import Validation
-    from simulator.profile import Profile
     from simulator.run import Run
 
 
@@ -45,6 +42,33 @@ class Output:
     def __post_init__(self) -> None:
         if self.as_json and self.as_csv:
             raise CommandError("give either --json or --csv")
+
+    def tell(self, answer: Answer) -> None:
+        """Print the answer as it was asked for."""
+        if self.as_json:
+            typer.echo(json_text(answer.content()))
+        elif self.as_csv:
+            import pandas as pd
+
+            typer.echo(pd.DataFrame(answer.rows()).to_csv(index=False), nl=False)
+        else:
+            answer.show()
+
+
+class Answer(Protocol):
+    """What a command found, for programs and for people."""
+
+    def content(self) -> Mapping[str, object]:
+        """All of it, for JSON."""
+        ...
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """What makes a table, for CSV."""
+        ...
+
+    def show(self) -> None:
+        """Print sentences and tables."""
+        ...
 
 
 def show_run(title: str, run: Run, output: Output) -> None:
@@ -69,7 +93,7 @@ def show_validation(validation: Validation, output: Output) -> None:
     """Print a measured run beside its prediction."""
     if output.as_json:
         rows = validation.table().to_dict("records")
-        typer.echo(_json({"notes": validation.notes, "metrics": rows}))
+        typer.echo(json_text({"notes": validation.notes, "metrics": rows}))
     elif output.as_csv:
         typer.echo(validation.table().to_csv(index=False), nl=False)
     else:
@@ -97,7 +121,7 @@ def show_drift(drift: Drift, output: Output) -> None:
     ]
     if output.as_json:
         content = {"state": drift.state, "verdict": verdict(drift), "workload": drift.workload.describe()}
-        typer.echo(_json({**content, "figures": rows, "notes": drift.notes}))
+        typer.echo(json_text({**content, "figures": rows, "notes": drift.notes}))
     elif output.as_csv:
         import pandas as pd
 
@@ -110,21 +134,9 @@ def show_drift(drift: Drift, output: Output) -> None:
             screen.print(f"Note: {note}", markup=False)
 
 
-def show_profile(profile: Profile) -> None:
-    """Print what was fitted and how well it predicts."""
-    screen = console()
-    screen.print(coefficient_table(profile))
-    if profile.fit:
-        screen.print(fit_table("Error on the levels that were fitted", profile.fit, profile.noise))
-    if profile.hold_out:
-        screen.print(fit_table("Error on the levels that were kept out", profile.hold_out, profile.noise))
-    for sentence in profile.assumed:
-        screen.print(f"Assumed: {sentence}", markup=False)
-
-
 def _print_run(title: str, run: Run, targets: Mapping[str, float]) -> None:
     from simulator.summary import lengths_label, summarize
-    from simulator.targets import missed_targets
+    from simulator.targets import missed_targets, targets_label
 
     screen = console()
     summaries = [summarize(level) for level in run.levels]
@@ -148,7 +160,7 @@ def _print_run(title: str, run: Run, targets: Mapping[str, float]) -> None:
     if targets:
         screen.print()
         missed = [missed_targets(summary, targets) for summary in summaries]
-        screen.print(_verdict(targets, arrivals, missed), markup=False)
+        screen.print(f"SLO {targets_label(targets)}: {met_up_to(arrivals, missed)}", markup=False)
     if any(level.notes for level in run.levels):
         screen.print("\n* " + ("outside the measured range:" if run.source == "simulated" else "to be read with care:"))
         for label, level in zip(labels, run.levels, strict=True):
@@ -199,14 +211,12 @@ def _kv_pool(run: Run) -> int | None:
     return tokens if isinstance(tokens, int) else None
 
 
-def _verdict(targets: Mapping[str, float], arrivals: Sequence[str], missed: Sequence[Sequence[str]]) -> str:
+def met_up_to(arrivals: Sequence[str], missed: Sequence[Sequence[str]]) -> str:
     """The last level up to which all targets are met, and what the next one misses."""
-    from simulator.targets import targets_label
-
     met = next((number for number, names in enumerate(missed) if names), len(missed))
     up_to = f"met up to {arrivals[met - 1]}" if met else "met by no level"
     beyond = f"; {arrivals[met]} misses {', '.join(missed[met])}" if met < len(missed) else ""
-    return f"SLO {targets_label(targets)}: {up_to}{beyond}"
+    return f"{up_to}{beyond}"
 
 
 def _run_as_json(run: Run, targets: Mapping[str, float]) -> str:
@@ -234,10 +244,10 @@ def _run_as_json(run: Run, targets: Mapping[str, float]) -> str:
     content: dict[str, object] = {"source": run.source, "server": run.server, "levels": levels}
     if targets:
         content["targets_ms"] = dict(targets)
-    return _json(content)
+    return json_text(content)
 
 
-def _json(content: object) -> str:
+def json_text(content: object) -> str:
     return json.dumps(_without_nan(content), indent=1, ensure_ascii=False)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,9 +15,10 @@ from capsim.tables import level_labels
 from simulator.engine_flags import EngineFlags
 from simulator.profile import Profile
 from simulator.run import Run
+from simulator.scenario import Scenario
 from simulator.step_time import HostTime, StepTime
 from simulator.vllm_flags import change_flags
-from simulator.workload import Load
+from simulator.workload import Load, OpenLoop
 
 Terms = TypeVar("Terms", StepTime, HostTime)
 
@@ -62,8 +64,11 @@ class Replay:
         return {name: math.nan if value is None else float(value) for name, value in numbers.items()}
 
 
-def replay_of(what: str, profile_name: str | None, flags: Mapping[str, Any]) -> Replay:
-    """The levels of a saved run or a scenario; `flags` win over what is stated there."""
+def replay_of(what: str, profile_name: str | None, flags: Mapping[str, Any], level: str | None = None) -> Replay:
+    """The levels of a saved run or a scenario; `flags` win over what is stated there.
+
+    A scenario that searches for a capacity states no level: then it is `level`, such as ``C=16`` or ``2/s``.
+    """
     if Path(what).is_dir():
         return _of_run(what, profile_name, flags)
     if profile_name is not None:
@@ -72,7 +77,24 @@ def replay_of(what: str, profile_name: str | None, flags: Mapping[str, Any]) -> 
     server = scenario.servers(scenario.load_profile(PROFILES), flags)[0]
     if server.fleet.engines > 1:
         raise CommandError(f"{what} is of a fleet; explain tells of one engine: ask for its share of the load alone")
-    return _of_profile(scenario.name, server.profile, server.flags, scenario.workloads())
+    loads = scenario.workloads() if scenario.load.capacity is None else [_searched(what, scenario, level)]
+    return _of_profile(scenario.name, server.profile, server.flags, loads)
+
+
+def _searched(what: str, scenario: Scenario, level: str | None) -> Load:
+    """The load of a search at one level."""
+    load = scenario.searched_load()
+    by_rate = isinstance(load.arrivals, OpenLoop)
+    found = re.fullmatch(r"(\d*\.?\d*[1-9]\d*)/s" if by_rate else r"C=([1-9]\d*)", level or "")
+    if found is None:
+        told = "" if level is None else f", and {level!r} is none"
+        raise CommandError(
+            f"{what} searches for a level{told}: say which one to explain, such as capsim explain {what} "
+            f"--level {'2/s' if by_rate else 'C=16'}; capsim simulate {what} finds the highest"
+        )
+    if isinstance(load.arrivals, OpenLoop):
+        return replace(load, arrivals=replace(load.arrivals, request_rate=float(found[1])))
+    return replace(load, arrivals=replace(load.arrivals, concurrency=int(found[1])))
 
 
 def _of_run(folder: str, profile_name: str | None, flags: Mapping[str, Any]) -> Replay:

@@ -36,7 +36,7 @@ def console(stderr: bool = False) -> Console:
 
 def throughput_table(labels: Sequence[str], summaries: Sequence[Summary], kv_pool: int | None) -> Table:
     """Throughput and both gauges of concurrency, one row a level. `kv_pool` is the size of the KV pool in tokens."""
-    table = _table("Throughput and concurrency")
+    table = plain_table("Throughput and concurrency")
     table.add_column("\nlevel", overflow="fold")
     headers = ["\nsent", "\nfailed", "output\ntok/s", "\nreq/s", "in flight\nrequests", "\ntokens"]
     headers += ["KV pool\npeak", "pre-\nempt."]
@@ -47,11 +47,11 @@ def throughput_table(labels: Sequence[str], summaries: Sequence[Summary], kv_poo
             label,
             f"{summary.requests:,}",
             str(summary.errors or 0),
-            _figures(summary.output_throughput),
-            _figures(summary.request_throughput),
-            _figures(summary.mean_concurrency),
-            _whole(summary.mean_active_tokens),
-            _share(summary.peak_kv_tokens, kv_pool),
+            digits(summary.output_throughput),
+            digits(summary.request_throughput),
+            digits(summary.mean_concurrency),
+            whole(summary.mean_active_tokens),
+            share_of_pool(summary.peak_kv_tokens, kv_pool),
             NOTHING if summary.preemptions is None else f"{summary.preemptions:,}",
         )
     return table
@@ -59,7 +59,7 @@ def throughput_table(labels: Sequence[str], summaries: Sequence[Summary], kv_poo
 
 def latency_table(labels: Sequence[str], summaries: Sequence[Summary]) -> Table:
     """Latencies in milliseconds, one row a level."""
-    table = _table("Latency, ms")
+    table = plain_table("Latency, ms")
     table.add_column("\nlevel", overflow="fold")
     for latency, statistics in _LATENCY_COLUMNS.items():
         for number, statistic in enumerate(statistics):
@@ -73,7 +73,7 @@ def latency_table(labels: Sequence[str], summaries: Sequence[Summary]) -> Table:
 
 def interval_table(labels: Sequence[str], levels: Sequence[Level], what: str) -> Table:
     """90 % intervals of what matters most, one row a level; `what` they are of."""
-    table = _table(f"90 % intervals of the {what}; tok/s and ms")
+    table = plain_table(f"90 % intervals of the {what}; tok/s and ms")
     table.add_column("\nlevel", overflow="fold")
     for header in _INTERVAL_COLUMNS.values():
         table.add_column(header, justify="right", no_wrap=True)
@@ -85,7 +85,7 @@ def interval_table(labels: Sequence[str], levels: Sequence[Level], what: str) ->
 def _between(name: str, ends: tuple[float, float] | None) -> str:
     if ends is None:
         return NOTHING
-    low, high = (_figures(end) if name in THROUGHPUT else milliseconds(end) for end in ends)
+    low, high = (digits(end) if name in THROUGHPUT else milliseconds(end) for end in ends)
     return low if low == high else f"{low}-{high}"
 
 
@@ -106,7 +106,7 @@ _LATENCY_COLUMNS = {
 
 def comparison_table(level: LevelValidation) -> Table:
     """Every metric of one level, measured and predicted."""
-    table = _table(level.workload.describe())
+    table = plain_table(level.workload.describe())
     table.add_column("metric", no_wrap=True)
     for header in ("measured", "predicted", "error", "noise"):
         table.add_column(header, justify="right", no_wrap=True)
@@ -133,7 +133,7 @@ def errors_table(
 
     Means stand in for medians that nobody states.
     """
-    table = _table(title)
+    table = plain_table(title)
     table.add_column("\nlevel", overflow="fold")
     known = {name for row in errors for name in row}
     shown = {name: header for name, header in _ERROR_COLUMNS.items() if name in known}
@@ -151,12 +151,12 @@ def errors_table(
 
 def drift_table(drift: Drift) -> Table:
     """Every figure of the level that was measured again, and by how much it may be off."""
-    table = _table(drift.workload.describe())
+    table = plain_table(drift.workload.describe())
     table.add_column("metric", no_wrap=True)
     for header in ("measured", "predicted", "change", "allowed", ""):
         table.add_column(header, justify="right", no_wrap=True)
     for name, figure in drift.figures.items():
-        show = _figures if name in THROUGHPUT else milliseconds
+        show = digits if name in THROUGHPUT else milliseconds
         allowed = percent(figure.allowed / figure.predicted, sign=False)
         outside = "outside" if figure.excess > 1 else ""
         numbers = show(figure.measured), show(figure.predicted)
@@ -179,7 +179,7 @@ _MEAN_COLUMNS = {f"mean_{latency}": f"{latency.upper()}\nmean" for latency in ("
 
 def coefficient_table(profile: Profile) -> Table:
     """What was fitted, with its uncertainty, in microseconds."""
-    table = _table("Step time and host time, µs")
+    table = plain_table("Step time and host time, µs")
     table.add_column("coefficient", no_wrap=True)
     for header in ("value", "90 % interval", "origin"):
         table.add_column(header, justify="right", no_wrap=True)
@@ -199,10 +199,10 @@ def fit_table(title: str, levels: Sequence[LevelErrors], noise: Mapping[str, flo
 
 
 def level_labels(arrivals: Sequence[str], lengths: Sequence[str], marked: Iterable[bool]) -> list[str]:
-    """Names of levels: the arrivals, the lengths where they differ, and a star for those that are marked."""
+    """Names of levels: the arrivals, with a star for those that are marked, and the lengths where they differ."""
     differ = len(set(lengths)) > 1
     return [
-        f"{arrival}{f' {length}' if differ else ''}{'*' if mark else ''}"
+        f"{arrival}{'*' if mark else ''}{f' {length}' if differ else ''}"
         for arrival, length, mark in zip(arrivals, lengths, marked, strict=True)
     ]
 
@@ -217,7 +217,7 @@ def metric_label(name: str) -> str:
 
 def milliseconds(seconds: float) -> str:
     """Seconds as milliseconds, with three to four digits."""
-    return _figures(seconds * 1000)
+    return digits(seconds * 1000)
 
 
 def percent(share: float, sign: bool = True) -> str:
@@ -226,26 +226,26 @@ def percent(share: float, sign: bool = True) -> str:
 
 
 def _both(metric: Comparison) -> tuple[str, str]:
-    show = _figures if metric.metric in THROUGHPUT else milliseconds
+    show = digits if metric.metric in THROUGHPUT else milliseconds
     return show(metric.measured), show(metric.predicted)
 
 
-def _figures(value: float) -> str:
+def digits(value: float) -> str:
     """A number with the digits that matter: 1,234, 123.4, 12.34."""
     if math.isnan(value):
         return NOTHING
     return f"{value:,.{0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2}f}"
 
 
-def _whole(value: float) -> str:
+def whole(value: float) -> str:
     return NOTHING if math.isnan(value) else f"{value:,.0f}"
 
 
-def _share(tokens: float, pool: int | None) -> str:
+def share_of_pool(tokens: float, pool: int | None) -> str:
     if math.isnan(tokens):
         return NOTHING
     return f"{tokens:,.0f}" if not pool else f"{tokens / pool:.1%}"
 
 
-def _table(title: str) -> Table:
+def plain_table(title: str) -> Table:
     return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)

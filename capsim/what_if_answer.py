@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from rich.table import Table
 
-from capsim.tables import NOTHING, _figures, _share, _table, _whole, console, metric_label, milliseconds
+from capsim.output import met_up_to
+from capsim.tables import NOTHING, console, digits, metric_label, milliseconds, plain_table, share_of_pool, whole
 from simulator.alternative import Alternative
 from simulator.summary import LATENCIES
+from simulator.targets import ERROR_RATE, figures_of, missed_of, targets_label
 from simulator.what_if import METRICS, Change, Comparison, Outcome
 
 SHORT = 12  # letters of a name that a table has room for
@@ -28,18 +30,29 @@ _SHOWN = ["output_throughput", "mean_concurrency", "mean_active_tokens"] + [
 ]
 
 
+def server_keys(servers: Sequence[Alternative]) -> list[str]:
+    """How tables call servers: by their names where these are short, else by letters."""
+    letters = (chr(ord("A") + number % 26) + str(number // 26 or "") for number in range(len(servers)))
+    return [
+        server.name if len(server.name) <= SHORT and not server.name.startswith("-") else letter
+        for server, letter in zip(servers, letters, strict=True)
+    ]
+
+
 class WhatIfAnswer:
     """Compared servers, for people and for programs."""
 
     def __init__(
-        self, profile: str, baseline: Alternative, alternatives: Sequence[Alternative], found: list[Comparison]
+        self,
+        profile: str,
+        baseline: Alternative,
+        alternatives: Sequence[Alternative],
+        found: list[Comparison],
+        targets: Mapping[str, float] | None = None,
     ) -> None:
         self.profile, self.baseline, self.alternatives, self.found = profile, baseline, alternatives, found
-        letters = (chr(ord("A") + number % 26) + str(number // 26 or "") for number in range(len(alternatives)))
-        self.keys = [
-            server.name if len(server.name) <= SHORT and not server.name.startswith("-") else letter
-            for server, letter in zip(alternatives, letters, strict=True)
-        ]
+        self.targets = targets or {}
+        self.keys = server_keys(alternatives)
 
     # --- for programs
 
@@ -48,7 +61,8 @@ class WhatIfAnswer:
             "profile": self.profile,
             "baseline": _server_content(self.baseline),
             "alternatives": [_server_content(server) for server in self.alternatives],
-            "levels": [_level_content(comparison) for comparison in self.found],
+            "targets_ms": dict(self.targets),
+            "levels": [_level_content(comparison, self.targets) for comparison in self.found],
         }
 
     def rows(self) -> list[dict[str, object]]:
@@ -76,6 +90,10 @@ class WhatIfAnswer:
         screen.print(f"  baseline: {self.baseline.name}", markup=False)
         for key, server in zip(self.keys, self.alternatives, strict=True):
             screen.print(f"  {key}" + (f": {server.name}" if key != server.name else ""), markup=False)
+        if self.targets:
+            screen.print(f"\nSLO {targets_label(self.targets)}", markup=False)
+            for place, (key, _) in enumerate(self._servers()):
+                screen.print(f"  {key}: {self._met_up_to(place)}", markup=False)
         for comparison in self.found:
             outcomes = [comparison.baseline, *comparison.alternatives]
             screen.print(f"\n{comparison.load.describe()}", markup=False)
@@ -95,6 +113,12 @@ class WhatIfAnswer:
         if unclear:
             screen.print("\n~ is within its 90 % interval: there may be no difference.", markup=False)
         self._show_trust()
+
+    def _met_up_to(self, place: int) -> str:
+        """Up to which level the server at that place meets the targets."""
+        outcomes = [[comparison.baseline, *comparison.alternatives][place] for comparison in self.found]
+        missed = [_missed_with_figures(outcome, self.targets) for outcome in outcomes]
+        return met_up_to([comparison.load.label for comparison in self.found], missed)
 
     def _show_trust(self) -> None:
         """What is assumed, what has no effect, and what leaves the measured range, of each server."""
@@ -119,7 +143,7 @@ class WhatIfAnswer:
         return list(zip(("baseline", *self.keys), (self.baseline, *self.alternatives), strict=True))
 
     def _throughput_table(self, outcomes: Sequence[Outcome]) -> Table:
-        table = _table("Throughput, both gauges, and ceilings")
+        table = plain_table("Throughput, both gauges, and ceilings")
         table.add_column("\nserver", overflow="fold")
         headers = ["output\ntok/s", "\nreq/s", "in flight\nrequests", "\ntokens", "KV pool\npeak", "pre-\nempt."]
         headers += ["most\nslots", "at once\nby KV"]
@@ -129,11 +153,11 @@ class WhatIfAnswer:
             preemptions = outcome.numbers["preemptions"]
             table.add_row(
                 key,
-                _figures(outcome.number("output_throughput")),
-                _figures(outcome.number("request_throughput")),
-                _figures(outcome.number("mean_concurrency")),
-                _whole(outcome.number("mean_active_tokens")),
-                _share(outcome.number("peak_kv_tokens"), outcome.ceilings.kv_tokens),
+                digits(outcome.number("output_throughput")),
+                digits(outcome.number("request_throughput")),
+                digits(outcome.number("mean_concurrency")),
+                whole(outcome.number("mean_active_tokens")),
+                share_of_pool(outcome.number("peak_kv_tokens"), outcome.ceilings.kv_tokens),
                 NOTHING if preemptions is None else f"{preemptions:,}",
                 f"{outcome.ceilings.slots:,}",
                 f"{outcome.ceilings.kv_full_length:,}",
@@ -141,7 +165,7 @@ class WhatIfAnswer:
         return table
 
     def _latency_table(self, outcomes: Sequence[Outcome]) -> Table:
-        table = _table("Latency, ms")
+        table = plain_table("Latency, ms")
         table.add_column("\nserver", overflow="fold")
         columns = [
             ("ttft", ("p50", "p99")),
@@ -160,17 +184,26 @@ class WhatIfAnswer:
 
     def _change_table(self, comparison: Comparison, places: range) -> Table:
         sure = any(change.is_clear is not None for all_ in comparison.changes for change in all_.values())
-        table = _table(f"Difference to the baseline{', with 90 % intervals' if sure else ''}")
+        table = plain_table(f"Difference to the baseline{', with 90 % intervals' if sure else ''}")
         table.add_column("", no_wrap=True)
         table.add_column("baseline", justify="right", no_wrap=True)
         for place in places:
             table.add_column(self.keys[place], justify="right", no_wrap=True)
-        for name in _SHOWN:
+        for name in dict.fromkeys([*_SHOWN, *(target for target in self.targets if target in METRICS)]):
             label = LABELS.get(name) or metric_label(name)
             value = comparison.baseline.number(name)
-            shown = _figures(value) if name in LABELS else milliseconds(value)
+            shown = digits(value) if name in LABELS else milliseconds(value)
             table.add_row(label, shown, *(_difference(comparison.changes[place][name]) for place in places))
         return table
+
+
+def _missed_with_figures(outcome: Outcome, targets: Mapping[str, float]) -> list[str]:
+    """The targets that are missed, each with what is there instead."""
+    found = figures_of(outcome.numbers)
+    return [
+        f"{name} ({digits(found[name])}{'' if name == ERROR_RATE else ' ms'})" if not math.isnan(found[name]) else name
+        for name in missed_of(outcome.numbers, targets)
+    ]
 
 
 def _difference(change: Change) -> str:
@@ -205,15 +238,15 @@ def _server_content(server: Alternative) -> dict[str, object]:
     }
 
 
-def _level_content(comparison: Comparison) -> dict[str, object]:
+def _level_content(comparison: Comparison, targets: Mapping[str, float]) -> dict[str, object]:
     from simulator.run_files import workload_to_json
 
     return {
         "workload": workload_to_json(comparison.load),
-        "baseline": _outcome_content(comparison.baseline),
+        "baseline": _outcome_content(comparison.baseline, targets),
         "alternatives": [
             {
-                **_outcome_content(outcome),
+                **_outcome_content(outcome, targets),
                 "changes": {name: asdict(changes[name]) | {"is_clear": changes[name].is_clear} for name in METRICS},
                 "why": reason,
             }
@@ -224,11 +257,12 @@ def _level_content(comparison: Comparison) -> dict[str, object]:
     }
 
 
-def _outcome_content(outcome: Outcome) -> dict[str, object]:
+def _outcome_content(outcome: Outcome, targets: Mapping[str, float]) -> dict[str, object]:
     return {
         "name": outcome.server.name,
         **outcome.numbers,
         "intervals_90": outcome.intervals,
+        "missed_targets": missed_of(outcome.numbers, targets),
         "limits": None if outcome.limits is None else {**asdict(outcome.limits), "name": outcome.limits.name},
         "ceilings": asdict(outcome.ceilings),
         "outside_measured_range": outcome.notes,

@@ -27,9 +27,9 @@ def predict(
     """Simulate every level of load on the server of `profile`, or on a fleet of such servers.
 
     `flags` default to the profile's. `on_level` is told how many levels are done, the part of a begun one included
-    where it takes several simulations. A level that leaves the measured range says so in its notes.
-    `with_intervals` simulates each level more often, see `simulator.uncertainty`. Raises
-    `simulator.scheduler.CannotFit` for a request that the engine can never serve.
+    where it takes several simulations. A level that leaves the measured range says so in its notes. `with_intervals`
+    simulates each level more often, see `simulator.uncertainty`. Raises `simulator.scheduler.CannotFit` for a request
+    that the engine can never serve.
     """
     flags, fleet = flags or profile.engine_flags, fleet or Fleet()
     levels: list[Level] = []

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 MAX_BYTES = 1 << 20
+MOST_TOLD = 24  # names that an error lists
 
 Place = tuple[str | int, ...]  # the keys and list positions that lead to a value
 
@@ -66,7 +67,10 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     """What to write instead of an unknown `name`."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
+    if close:
+        return f"did you mean {close[0]!r}?"
+    more = f" and {len(known) - MOST_TOLD} more" if len(known) > MOST_TOLD else ""
+    return f"known are {', '.join(known[:MOST_TOLD])}{more}"
 
 
 def _read_text(path: Path, error: type[DocumentError]) -> str:

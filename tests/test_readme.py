@@ -1,4 +1,4 @@
-"""The README: every block of it runs, one after the other in one folder, and prints what it shows.
+"""The README: every block of it runs, in an empty folder, and prints what it shows.
 
 A comment before a block says how: `run: with OPTIONS` adds them to each command that has such options, so that a load
 is short; `run: server OPTIONS` starts a server that the later blocks ask; `output of: COMMAND` compares; `not run: WHY`
@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -60,24 +61,20 @@ SHOWN = [block for block in BLOCKS if block.told("output of:") is not None]
 RUN = [block for block in BLOCKS if block not in INSTALLING + STARTING + SHOWN]
 
 
-def run(words: list[str]) -> Result:
+@lru_cache  # what is shown has run already
+def run(*words: str) -> Result:
     return CliRunner().invoke(app, words[1:], env={"COLUMNS": "80"})
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("readme")
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[str]:
+def server() -> Iterator[str]:
     """The server that a block starts, at a free port and with what its note adds."""
     (block,) = STARTING
     (words,) = block.commands
     assert words[0] == "capsim"
     command = [sys.executable, "-m", *words, *(block.told("run: server") or ()), "--port", "0"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, cwd=folder) as running:
+    with subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
         yield re.search(r"http://[\d.:]+", running.stdout.readline())[0]  # type: ignore[index]
         running.send_signal(signal.SIGINT)
@@ -86,16 +83,18 @@ def server(folder: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("block", RUN, ids=lambda block: block.commands[0][1])
 def test_a_block_runs_as_it_is(
-    block: Block, request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch
+    block: Block, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert block.language == "sh"
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr("calibration.sweep_plan.probe_levels", lambda *_: ([], []))  # prompts to 8,192 tokens
+    monkeypatch.chdir(tmp_path)
+    # they would take minutes: prompts to 8,192 tokens, and a start of the server that is warm
+    monkeypatch.setattr("calibration.sweep_plan.probe_levels", lambda *_: ([], []))
+    monkeypatch.setattr("calibration.sweep_plan.warm_up_of", lambda _: ())
     for words in block.commands:
         assert words[0] == "capsim"
         added = _those_it_has(words[1], block.told("run: with") or [])
         asked = request.getfixturevalue("server") if SERVER in words else ""
-        result = run([word.replace(SERVER, asked) for word in words] + added)
+        result = run(*(word.replace(SERVER, asked) for word in words), *added)
         assert result.exit_code == 0, f"{shlex.join(words)}\n{result.output}"
 
 
@@ -113,7 +112,7 @@ def _those_it_has(command: str, options: list[str]) -> list[str]:
 @pytest.mark.parametrize("block", SHOWN, ids=lambda block: block.note)
 def test_what_is_shown_is_what_is_printed(block: Block) -> None:
     """Dots stand for lines that are left out."""
-    printed = [line.rstrip() for line in run(block.told("output of:") or []).stdout.splitlines()]
+    printed = [line.rstrip() for line in run(*(block.told("output of:") or ())).stdout.splitlines()]
     for piece in block.text.split("...\n"):
         lines = piece.splitlines()
         starts = [place for place in range(len(printed)) if printed[place : place + len(lines)] == lines]

@@ -14,6 +14,8 @@ from capsim.options import (
     OUTPUT,
     SERVER,
     ApiKeyFile,
+    AsCsv,
+    AsJson,
     Burstiness,
     Concurrency,
     DcgmUrl,
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from capsim.measuring import LoadOptions, ServerOptions
     from simulator.run import Run
     from simulator.workload import Workload
+
+NO_TIME = "The budget left no time for a level that judges the fit: give more of it, or --hold-out 0."
 
 
 @with_engine_flags
@@ -101,6 +105,8 @@ def calibrate(
     shapes: Shapes = None,
     num_prompts: NumPrompts = None,
     requests_per_client: RequestsPerClient = None,
+    as_json: AsJson = False,
+    as_csv: AsCsv = False,
     flags: dict[str, Any],
 ) -> None:
     """Measure a live server for a few minutes, fit its step times and write a profile.
@@ -110,9 +116,12 @@ def calibrate(
     --request-rate: 1, 2, 4, 8 and 16 clients.
     """
     from calibration.fit import fit_profile
+    from capsim.calibration_answer import CalibrationAnswer
     from capsim.measuring import LoadOptions, ServerOptions, from_files
-    from capsim.output import show_profile
+    from capsim.output import Output
+    from capsim.progress import status_line
 
+    answer = Output(as_json, as_csv)
     if output.is_dir() or not output.parent.is_dir():
         raise typer.BadParameter(f"{output} cannot be written: it is a folder, or is in none", param_hint="--output")
     if (endpoint is None) == (not measured):
@@ -141,16 +150,14 @@ def calibrate(
         else:
             chosen = _choosing(load, levels, kept_out, not no_repeat, seconds_of("--time-budget", time_budget))
             run, known = _measure_within(chosen, server, folder, resume)
-    profile = fit_profile(run, known.flags, hold_out=kept_out, name=name or output.stem)
+    with status_line("fitting the step times"):
+        profile = fit_profile(run, known.flags, hold_out=kept_out, name=name or output.stem)
     told = {"assumed": [*profile.assumed, *known.assumed, *known.inferred]}
     profile = profile.model_copy(update=told)
     profile.save(output)
-    show_profile(profile)
-    for doubt in known.contradictions:
-        typer.echo(f"Doubtful: {doubt}")
-    if time_budget is not None and kept_out and not profile.hold_out:
-        typer.echo("The budget left no time for a level that judges the fit: give more of it, or --hold-out 0.")
-    typer.echo(f"profile: {output}" + ("" if measured else f"\nraw run: {folder}"))
+    unjudged = time_budget is not None and kept_out and not profile.hold_out
+    remarks = [NO_TIME] if unjudged else []
+    answer.tell(CalibrationAnswer(profile, output, None if measured else folder, known.contradictions, remarks))
 
 
 def _measure(

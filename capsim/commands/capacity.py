@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from capsim.load_options import SessionsText, ThinkTimeText, parsed, planned_load
 from capsim.options import (
     LOAD,
     AsCsv,
     AsJson,
     Burstiness,
     InputLen,
+    OtherGpu,
     OutputLen,
     ProfileName,
     RangeRatio,
     Seed,
     Shapes,
+    TensorParallel,
     request_shapes,
     with_engine_flags,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from simulator.replications import Trial
 
 
 class By(StrEnum):
@@ -61,6 +57,8 @@ def capacity(
     output_len: OutputLen = None,
     range_ratio: RangeRatio = 0.0,
     shapes: Shapes = None,
+    sessions: SessionsText = None,
+    think_time: ThinkTimeText = None,
     num_prompts: Annotated[
         int | None,
         typer.Option(min=1, help="Requests of one simulation; else as many as needed.", rich_help_panel=LOAD),
@@ -72,6 +70,8 @@ def capacity(
         ),
     ] = False,
     seed: Seed = 0,
+    tensor_parallel_size: TensorParallel = None,
+    gpu: OtherGpu = None,
     as_json: AsJson = False,
     as_csv: AsCsv = False,
     flags: dict[str, Any],
@@ -82,23 +82,43 @@ def capacity(
     breaks first and why, and to which level to fall back.
     """
     from capsim.capacity_answer import CapacityAnswer
-    from capsim.output import Output, _json
+    from capsim.output import Output
+    from capsim.progress import search_progress
     from capsim.shipped import find_profile
+    from capsim.started import started
+    from simulator.arrivals import parse_think_time
     from simulator.capacity import CapacitySearch
+    from simulator.levels import Levels
+    from simulator.replications import AnyLoad
     from simulator.targets import join_targets
-    from simulator.vllm_flags import change_flags
-    from simulator.workload import ClosedLoop, OpenLoop, Workload
+    from simulator.uncertainty import drawn_times
 
     output = Output(as_json, as_csv)
     slos = [join_targets(slo), *(join_targets([text]) for text in also_slo or ())]
-    kinds = tuple(request_shapes(input_len, output_len, range_ratio, shapes))
-    arrivals = ClosedLoop(1) if by is By.CLIENTS else OpenLoop(1.0, burstiness)
-    server = find_profile(profile)
-    engine_flags = change_flags(server.engine_flags, flags, server.kv_bytes_per_token)
-    with _progress() as tell:
+    if think_time is not None and by is By.RATE and sessions is None:
+        raise typer.BadParameter("goes with --by clients, or with --sessions", param_hint="--think-time")
+    levels = Levels(
+        concurrency=[1] if by is By.CLIENTS else None,
+        request_rate=[1.0] if by is By.RATE else None,
+        burstiness=burstiness,
+        think_time=parsed("--think-time", think_time, parse_think_time),
+        num_prompts=1,  # the search says how many a level needs
+        seed=seed,
+    )
+    (load,) = planned_load(
+        levels,
+        shapes=lambda: request_shapes(input_len, output_len, range_ratio, shapes),
+        sessions=sessions,
+        trace=None,
+        trace_format=None,
+        plain=input_len is None and output_len is None and not range_ratio and shapes is None,
+    )
+    assert isinstance(load, AnyLoad)
+    server = started(find_profile(profile), flags, gpu, tensor_parallel_size).profile
+    with search_progress() as tell:
         search = CapacitySearch(
-            Workload(arrivals, kinds, 1, seed),
-            engine_flags,
+            load,
+            server.engine_flags,
             server.step_time,
             server.host_time,
             whole_runs=whole_runs,
@@ -107,29 +127,6 @@ def capacity(
         )
         found = [search.find(targets) for targets in slos]
         curve = search.curve(slos[0])
-    answer = CapacityAnswer(server, engine_flags, search, found, curve)
-    if output.as_json:
-        typer.echo(_json(answer.content()))
-    elif output.as_csv:
-        import pandas as pd
-
-        typer.echo(pd.DataFrame(answer.rows()).to_csv(index=False), nl=False)
-    else:
-        answer.show()
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[Trial], None]]:
-    """A line on a terminal that says which level was tried last."""
-    from capsim.tables import console
-
-    screen = console(stderr=True)
-    if not screen.is_terminal:
-        yield _say_nothing
-        return
-    with screen.status("simulating") as status:
-        yield lambda trial: status.update(f"simulating: {trial.load.label} {trial.verdict}")
-
-
-def _say_nothing(_trial: Trial) -> None:
-    """Progress is for terminals."""
+        levels_told = [trial for trial in (found[0].best, found[0].fallback) if trial is not None]
+        met = [(trial, *search.met_in(trial, slos[0], drawn_times(server))) for trial in levels_told]
+    output.tell(CapacityAnswer(server, server.engine_flags, search, found, curve, met))

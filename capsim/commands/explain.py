@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from capsim.completion import complete_profile, complete_scenario
 from capsim.options import OUTPUT, AsCsv, AsJson, with_engine_flags
 
 if TYPE_CHECKING:
@@ -21,15 +22,27 @@ if TYPE_CHECKING:
 @with_engine_flags
 def explain(
     what: Annotated[
-        str, typer.Argument(metavar="RUN|SCENARIO", help="Folder of a saved run, a scenario's file or a shipped name.")
+        str,
+        typer.Argument(
+            metavar="RUN|SCENARIO",
+            help="Folder of a saved run, a scenario's file or a shipped name.",
+            autocompletion=complete_scenario,
+        ),
     ],
     *,
     profile: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Profile to play a run with; a measured run needs one."),
+        typer.Option(
+            metavar="FILE",
+            help="Profile to play a run with; a measured run needs one.",
+            autocompletion=complete_profile,
+        ),
     ] = None,
     level: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only this level, by its name in the tables, such as C=16.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Only this level, by its name in the tables, such as C=16; for a search, any level."
+        ),
     ] = None,
     trace: Annotated[
         Path | None,
@@ -53,8 +66,6 @@ def explain(
 
     Plays each level again, step by step. The parts of a request's time add up to the whole. A measured run is played
     with --profile, and says how near that comes.
-
-    Example: capsim explain rtx4090-qwen2.5-7b --level C=16 --trace steps.json
     """
     from capsim.errors import CommandError
     from capsim.explain_answer import ExplainAnswer, ExplainedLevel
@@ -66,7 +77,7 @@ def explain(
     output = Output(as_json, as_csv)
     if figure is not None and figure.suffix not in (".png", ".svg"):
         raise CommandError(f"{figure}: a figure is a .png or an .svg")
-    replay = replay_of(what, profile, flags)
+    replay = replay_of(what, profile, flags, level)
     done: list[ExplainedLevel] = []
     with _progress() as tell:
         for place in replay.places(level):
@@ -81,7 +92,7 @@ def explain(
     for path, write in ((trace, answer.write_trace), (figure, answer.write_figure)):
         if path is not None:
             write(path)
-    answer.show(output)
+    output.tell(answer)
     for path in (trace, figure):
         if path is not None:
             typer.echo(f"{done[-1].label} is in {path}", err=True)
@@ -89,16 +100,8 @@ def explain(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[Replay, int], None]]:
-    """A line on a terminal that says which level is being played."""
-    from capsim.tables import console
+    """Which level is being played, and the time left."""
+    from capsim.progress import status_line
 
-    screen = console(stderr=True)
-    if not screen.is_terminal:
-        yield _say_nothing
-        return
-    with screen.status("simulating") as status:
-        yield lambda replay, place: status.update(f"simulating {replay.labels[place]}, {place + 1}/{len(replay.loads)}")
-
-
-def _say_nothing(_replay: Replay, _place: int) -> None:
-    """Progress is for terminals."""
+    with status_line("simulating") as tell:
+        yield lambda replay, place: tell(f"simulating {replay.labels[place]}", place / len(replay.loads))

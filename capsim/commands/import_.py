@@ -79,8 +79,7 @@ def _some_have_requests(files: list[Path], file_format: str | None) -> bool:
 
 def _show(levels: list[StatedLevel], output: Output) -> None:
     """The figures of every level, seconds for programs and milliseconds for people."""
-    import json
-
+    from capsim.output import json_text
     from simulator.run_files import workload_to_json
 
     if output.as_json:
@@ -92,7 +91,7 @@ def _show(levels: list[StatedLevel], output: Output) -> None:
             }
             for level in levels
         ]
-        typer.echo(json.dumps({"source": "stated", "server": levels[0].server, "levels": rows}, indent=1))
+        typer.echo(json_text({"source": "stated", "server": levels[0].server, "levels": rows}))
     elif output.as_csv:
         typer.echo("level,metric,value,uncertainty")
         for level in levels:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from capsim.completion import complete_gpu, complete_model
 from capsim.options import ENGINE, AsCsv, AsJson
 
 if TYPE_CHECKING:
@@ -50,9 +51,18 @@ def memory(
         Path | None, typer.Option("--server-log", metavar="FILE", help="What vllm serve printed: then it is measured.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME", help="A known model, or the path of its config.json.")
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="A known model, or the path of its config.json.",
+            autocompletion=complete_model,
+        ),
     ] = None,
-    gpu: Annotated[str | None, typer.Option("--gpu", metavar="NAME", help="Such as 4090 or A100-SXM4-80GB.")] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", metavar="NAME", help="Such as 4090 or A100-SXM4-80GB.", autocompletion=complete_gpu),
+    ] = None,
     tokens: Annotated[
         int | None,
         typer.Option(
@@ -145,7 +155,10 @@ def _estimated(model_name: str, gpu_name: str, changes: dict[str, str]) -> tuple
     flags = defaults.changed(changes)
     account = estimated_account(model, gpu, flags)
     notes = [f"assumed is {sentence}" for sentence in notes] + list(model.notes)
-    notes.append("nothing of this is measured: on a small GPU 0.7 GiB more or less is much; a server's log tells")
+    notes.append(
+        "nothing of this is measured: on a small GPU 0.7 GiB more or less is much. Start the server once and give what "
+        "it prints with --server-log: that tells the pool, and the --kv-cache-memory that fits"
+    )
     return [("estimated", account, flags, pool_of(account, flags, kv_layout_of(model, flags)))], notes
 
 
@@ -168,14 +181,16 @@ def _pool_facts(account: MemoryAccount, pool: KvPool, tokens: int | None) -> dic
         "max_concurrency": pool.max_concurrency,
         "request_tokens": length,
         "requests": pool.requests(length),
-        "kv_bytes_as_requested": account.kv_bytes_as_requested,
-        "kv_bytes_to_fill": account.kv_bytes_to_fill,
+        # an estimate gives no advice: a server that takes it may run out of memory
+        "kv_bytes_as_requested": None if account.estimated else account.kv_bytes_as_requested,
+        "kv_bytes_to_fill": None if account.estimated else account.kv_bytes_to_fill,
     }
 
 
 def _print_json(cases: list[Case], notes: list[str], tokens: int | None) -> None:
-    import json
     from dataclasses import asdict
+
+    from capsim.output import json_text
 
     shown = [
         {
@@ -187,7 +202,7 @@ def _print_json(cases: list[Case], notes: list[str], tokens: int | None) -> None
         }
         for name, account, flags, pool in cases
     ]
-    typer.echo(json.dumps({"cases": shown, "notes": notes}, indent=1))
+    typer.echo(json_text({"cases": shown, "notes": notes}))
 
 
 def _print_csv(cases: list[Case], tokens: int | None) -> None:
@@ -199,13 +214,10 @@ def _print_csv(cases: list[Case], tokens: int | None) -> None:
 
 
 def _print_table(cases: list[Case], notes: list[str], tokens: int | None) -> None:
-    from rich import box
-    from rich.table import Table
+    from capsim.tables import console, plain_table
 
-    from capsim.tables import console
-
-    table = Table(box=box.SIMPLE_HEAD, title="Memory of one GPU", title_justify="left")
-    table.add_column("")
+    table = plain_table("Memory of one GPU")
+    table.add_column("", no_wrap=True)
     for name, *_ in cases:
         table.add_column(name, justify="right", no_wrap=True)
     for line, label in LINES.items():
@@ -232,7 +244,8 @@ def _print_table(cases: list[Case], notes: list[str], tokens: int | None) -> Non
 
 
 def _print_advice(account: MemoryAccount, screen: Any) -> None:
-    if account.kv_bytes_to_fill > account.kv_cache:
+    """What would fill the GPU, where that is known and not estimated."""
+    if not account.estimated and account.kv_bytes_to_fill > account.kv_cache:
         screen.print(
             f"--kv-cache-memory={account.kv_bytes_to_fill} would use what is unused: "
             f"{account.kv_bytes_to_fill / 2**30:.2f} GiB.",

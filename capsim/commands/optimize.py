@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from capsim.completion import complete_gpu
 from capsim.load_options import SessionsText, ThinkTimeText, TraceFile, TraceFormat, parsed, planned_load
 from capsim.options import (
     LOAD,
@@ -62,7 +63,12 @@ def optimize(
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="NAME,...", help="GPUs; the profile's own unless given.", rich_help_panel=SPACE),
+        typer.Option(
+            metavar="NAME,...",
+            help="GPUs; the profile's own unless given.",
+            rich_help_panel=SPACE,
+            autocompletion=complete_gpu,
+        ),
     ] = None,
     replicas: Annotated[
         str, typer.Option(metavar="N,...", help="Servers behind a router: 1,2,4 or 1..8.", rich_help_panel=SPACE)
@@ -168,7 +174,7 @@ def optimize(
     prices = parse_prices(price or ())
     given = {name.removeprefix("--").replace("-", "_"): value for name, value in flags.items()}
     try:
-        with SearchLog(results) as log, _progress(len(space)) as tell:
+        with SearchLog(results) as log, _progress() as tell:
             search = Optimizer(
                 server,
                 load,
@@ -186,7 +192,7 @@ def optimize(
         if results is None:
             raise
         raise KeyboardInterrupt(f"what was simulated is in {results}; the same command goes on from there") from None
-    OptimizeAnswer(server, search, found, bool(prices)).tell(output)
+    output.tell(OptimizeAnswer(server, search, found, bool(prices)))
 
 
 def _names(text: str | None) -> list[str]:
@@ -194,21 +200,9 @@ def _names(text: str | None) -> list[str]:
 
 
 @contextmanager
-def _progress(size: int) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on a terminal for each stage of the search."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """The time left of each stage of the search."""
+    from capsim.progress import status_line
 
-    from capsim.tables import console
-
-    screen = console(stderr=True)
-    if not screen.is_terminal:
-        yield _say_nothing
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=screen, transient=True) as bars:
-        task = bars.add_task("simulating", total=size)
-        yield lambda stage, done, of: bars.update(task, description=stage, completed=done, total=of)
-
-
-def _say_nothing(_stage: str, _done: int, _of: int) -> None:
-    """Progress is for terminals."""
+    with status_line("simulating") as tell:
+        yield lambda stage, done, of: tell(f"{stage}: {done} of {of}", done / max(1, of))

@@ -36,6 +36,7 @@ from capsim.options import (
     Seed,
     Shapes,
     Targets,
+    TensorParallel,
     integers,
     reals,
     request_shapes,
@@ -84,6 +85,7 @@ def predict(
     data_parallel_size: Annotated[
         int, typer.Option(min=1, metavar="N", help="Engines of each server, as for vLLM.", rich_help_panel=FLEET)
     ] = 1,
+    tensor_parallel_size: TensorParallel = None,
     slo: Targets = None,
     gpu: OtherGpu = None,
     intervals: Intervals = True,
@@ -97,13 +99,11 @@ def predict(
     from capsim.output import Output, show_run
     from capsim.progress import predict_with_progress
     from capsim.shipped import find_profile
-    from simulator.alternative import alternative
+    from capsim.started import started
     from simulator.arrivals import parse_curve, parse_seconds, parse_think_time
     from simulator.fleet import Fleet
     from simulator.levels import Levels
-    from simulator.serve_line import ServeLine
     from simulator.targets import parse_targets
-    from simulator.vllm_flags import change_flags
 
     if concurrency is None and request_rate is None and trace is None:
         concurrency = CURVE
@@ -128,12 +128,6 @@ def predict(
         plain=input_len is None and output_len is None and not range_ratio and shapes is None,
     )
     output = Output(as_json, as_csv, save, overwrite, parse_targets(slo) if slo else {})
-    server = find_profile(profile)
-    engine_flags = change_flags(server.engine_flags, flags, server.kv_bytes_per_token)
-    if gpu is not None:
-        moved = alternative(server, ServeLine.of(flags, gpu))
-        server, engine_flags = moved.profile, moved.flags
-        for sentence in moved.assumed:
-            typer.echo(f"Note: assumed: {sentence}", err=True)
+    server = started(find_profile(profile), flags, gpu, tensor_parallel_size).profile
     fleet = Fleet(replicas, router, data_parallel_size)
-    show_run(server.name, predict_with_progress(server, loads, engine_flags, intervals, fleet), output)
+    show_run(server.name, predict_with_progress(server, loads, server.engine_flags, intervals, fleet), output)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from capsim.exit_codes import ExitCode
 from capsim.options import (
     OUTPUT,
     SERVER,
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from capsim.output import Output
     from simulator.profile import Profile
     from simulator.run import Run
-
-DRIFTED, UNCLEAR = 3, 4  # exit codes
 
 
 @with_engine_flags
@@ -195,14 +194,17 @@ def _check_drift(
     drift = judge_drift(measure(server, levels, folder, resume=resume), profile, flags)
     show_drift(drift, output)
     if drift.state != "holds":
-        raise typer.Exit(DRIFTED if drift.state == "drifted" else UNCLEAR)
+        raise typer.Exit(ExitCode.DRIFTED if drift.state == "drifted" else ExitCode.UNCLEAR)
 
 
 def _show(run: Run, profile: Profile, flags: dict[str, Any], output: Output) -> None:
     from calibration.validate import flags_of
     from calibration.validate import validate as compare_with_prediction
     from capsim.output import show_validation
+    from capsim.progress import status_line
     from simulator.vllm_flags import change_flags
 
     engine_flags = change_flags(flags_of(run, profile.engine_flags), flags, profile.kv_bytes_per_token)
-    show_validation(compare_with_prediction(run, profile, engine_flags), output)
+    with status_line("predicting"):
+        validation = compare_with_prediction(run, profile, engine_flags)
+    show_validation(validation, output)

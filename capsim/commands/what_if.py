@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from capsim.completion import complete_model
 from capsim.load_options import (
     DurationText,
     MaxInFlight,
@@ -35,6 +36,7 @@ from capsim.options import (
     RequestRate,
     Seed,
     Shapes,
+    Targets,
     integers,
     reals,
     request_shapes,
@@ -113,9 +115,13 @@ def what_if(
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Its architecture: a known model or the path of a config.json.", rich_help_panel=SERVER
+            metavar="NAME",
+            help="Its architecture: a known model or the path of a config.json.",
+            rich_help_panel=SERVER,
+            autocompletion=complete_model,
         ),
     ] = None,
+    slo: Targets = None,
     intervals: Intervals = True,
     figure: Annotated[
         Path | None,
@@ -124,16 +130,14 @@ def what_if(
     as_json: AsJson = False,
     as_csv: AsCsv = False,
 ) -> None:
-    """Compare other flags, or another GPU, with the measured server under the same load, and say why.
-
-    Example: --alt --kv-cache-memory=6569114112 --alt "--max-num-batched-tokens 8192 --max-num-seqs 256"
-    """
-    from capsim.output import Output, _json
+    """Compare other flags, or another GPU, with the measured server under the same load, and say why."""
+    from capsim.output import Output
     from capsim.shipped import find_profile
     from capsim.what_if_answer import WhatIfAnswer
     from simulator.alternative import BASELINE, Alternative
     from simulator.arrivals import parse_curve, parse_seconds, parse_think_time
     from simulator.levels import Levels
+    from simulator.targets import parse_targets
 
     if concurrency is None and request_rate is None and trace is None:
         concurrency = LEVELS
@@ -157,7 +161,7 @@ def what_if(
         trace_format=trace_format,
         plain=input_len is None and output_len is None and not range_ratio and shapes is None,
     )
-    output = Output(as_json, as_csv)
+    output = Output(as_json, as_csv, targets=parse_targets(slo) if slo else {})
     _check_figure(figure)
     lines = _lines(alt or [], alt_file)
     server = find_profile(profile)
@@ -167,21 +171,14 @@ def what_if(
         beside = _each(server, _lines([baseline], None, "--baseline"), memory)[0]
     others = _each(server, lines, memory)
     found = _compared(beside, others, loads, intervals)
-    answer = WhatIfAnswer(server.name, beside, others, found)
+    answer = WhatIfAnswer(server.name, beside, others, found, output.targets)
     if figure is not None:
         from capsim.figures.what_if import draw_what_if
 
         draw_what_if(answer, figure)
-    if output.as_json:
-        typer.echo(_json(answer.content()))
-    elif output.as_csv:
-        import pandas as pd
-
-        typer.echo(pd.DataFrame(answer.rows()).to_csv(index=False), nl=False)
-    else:
-        answer.show()
-        if figure is not None:
-            typer.echo(f"drawn in {figure}")
+    output.tell(answer)
+    if figure is not None:
+        typer.echo(f"drawn in {figure}", err=True)
 
 
 def _lines(texts: list[str], file: Path | None, option: str = "--alt") -> list[tuple[str, ServeLine]]:
@@ -251,21 +248,12 @@ def _measured_memory(server: Profile, log: Path | None, utilization: float | Non
 def _compared(
     beside: Alternative, others: Sequence[Alternative], loads: Sequence[Load], intervals: bool
 ) -> list[Comparison]:
-    """The comparison, with a line on a terminal that counts levels."""
-    from capsim.tables import console
+    """The comparison, with the time left."""
+    from capsim.progress import level_of, status_line
     from simulator.what_if import what_if as compare
 
-    screen = console(stderr=True)
-    if not screen.is_terminal:
-        return compare(beside, others, loads, intervals)
-    with screen.status(f"simulating level 1 of {len(loads)}") as status:
-        return compare(
-            beside,
-            others,
-            loads,
-            intervals,
-            lambda done: status.update(f"simulating level {min(done + 1, len(loads))} of {len(loads)}"),
-        )
+    with status_line("simulating") as tell:
+        return compare(beside, others, loads, intervals, lambda done: tell(*level_of(done, len(loads))))
 
 
 def _check_figure(figure: Path | None) -> None:

@@ -33,7 +33,7 @@ def run(with_burst: bool = True) -> Run:
         as_client_saw(measured_level(load, FLAGS, TRUTH, HOST, NOISE, number))
         for number, load in enumerate([*loads, BURST] if with_burst else loads)
     ]
-    return Run("measured", levels, {"model": "m", "url": "http://a-server"})
+    return Run("measured", levels, {"model": "m", "url": "http://a-server", "gpu_memory_utilization": 0.9})
 
 
 @cache
@@ -50,6 +50,11 @@ def test_known_coefficients_are_recovered_within_their_intervals() -> None:
         assert abs(term.value - truth[name]) < 2.6 * (term.stderr or 0), name  # 99 %, for each of several
     inside = [(term.low or 0) <= truth[name] <= (term.high or 0) for name, term in found.items()]
     assert sum(inside) >= 0.7 * len(inside)
+
+
+def test_the_profile_keeps_what_the_server_told_of_its_memory(tmp_path: Path) -> None:
+    profile().save(tmp_path / "profile.yaml")
+    assert Profile.load(tmp_path / "profile.yaml").gpu_memory_utilization == 0.9
 
 
 def test_the_percentiles_tell_the_split_of_a_requests_host_time() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from io import StringIO
 from pathlib import Path
 
@@ -11,13 +12,19 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from capsim.cli import app
+from simulator.profile import Coefficient, Profile
 
 LOAD = ("--input-len", 256, "--output-len", 32)
+SHIPPED = Path("rtx4090-qwen2.5-7b")
 
 
 def capacity(profile: Path, *arguments: object) -> Result:
     texts = ["capacity", "--profile", str(profile), *map(str, (*LOAD, *arguments))]
     return CliRunner().invoke(app, texts)
+
+
+def flat(result: Result) -> str:
+    return " ".join(result.output.split())
 
 
 def test_people_get_a_verdict_a_reason_and_a_level_to_run_at(profile_file: Path) -> None:
@@ -60,7 +67,7 @@ def test_a_rate_without_a_steady_state_has_no_percentiles(profile_file: Path) ->
 
 def test_flags_change_the_answer(profile_file: Path) -> None:
     few, many = (
-        json.loads(capacity(profile_file, "--slo", "p95_ttft:100", "--max-num-seqs", slots, "--json").output)
+        json.loads(capacity(profile_file, "--slo", "p95_ttft:100", "--max-num-seqs", slots, "--json").stdout)
         for slots in (4, 16)
     )
     assert few["slos"][0]["level"] < many["slos"][0]["level"]
@@ -71,6 +78,49 @@ def test_where_more_clients_only_wait_it_says_so(profile_file: Path) -> None:
     output = " ".join(capacity(profile_file, "--slo", "p95_tpot:500").output.split())
     assert "every level below meets p95_tpot" in output
     assert "more clients only wait" in output
+
+
+def test_what_is_counted_is_said_and_so_is_what_counts_the_start(profile_file: Path) -> None:
+    steady, whole = (capacity(profile_file, "--slo", "p99_ttft:200", *more) for more in ((), ("--whole-runs",)))
+    assert "without the start burst and the end of a run; capsim capacity --whole-runs counts" in flat(steady)
+    assert "Counted with the start burst and the end" in flat(whole)
+
+
+def test_draws_of_the_coefficients_say_how_sure_a_level_is() -> None:
+    """The highest level of all is on the edge; the level to run at is not."""
+    words = ("--slo", "p99_itl:100", "--input-len", 1024, "--output-len", 256)
+    told = re.search(r"C=8 meets it in (\d+) of 8 draws, C=4 in 8 of 8", flat(capacity(SHIPPED, *words)))
+    assert told is not None
+    assert 0 < int(told[1]) < 8
+
+
+def test_a_profile_that_states_no_uncertainty_tells_of_none(profile_file: Path) -> None:
+    sure = Profile.load(profile_file)
+    terms = {name: Coefficient(value=term.value) for name, term in sure.coefficients.step_time.items()}
+    coefficients = sure.coefficients.model_copy(update={"step_time": terms, "host_time": {}})
+    sure.model_copy(update={"coefficients": coefficients}).save(profile_file)
+    assert "How sure" not in capacity(profile_file, "--slo", "p95_tpot:11").output
+
+
+def test_more_clients_fit_where_they_think(profile_file: Path) -> None:
+    words = ("--slo", "p50_ttft:150", "--max-num-seqs", 2, "--whole-runs", "--num-prompts", 60, "--json")
+    busy, calm = (
+        json.loads(capacity(profile_file, *words, *think).stdout)["slos"][0]["level"]
+        for think in ((), ("--think-time", "exponential(2s)"))
+    )
+    assert calm > 3 * busy
+
+
+def test_another_card_and_chats(profile_file: Path) -> None:
+    short = ("--whole-runs", "--num-prompts", "30")
+    few = ("--slo", "p50_itl:15", "--max-num-seqs", 2, *short)
+    assert "No level meets" in flat(capacity(SHIPPED, *few))
+    assert "C=4 and every level below meets" in flat(capacity(SHIPPED, *few, "--gpu", "H100-SXM"))
+    chats = ("--sessions", "turns=3,user=64,output=16,system=128", "--enable-prefix-caching")
+    texts = ["capacity", "--profile", str(profile_file), "--slo", "p95_ttft:100", "--max-num-seqs", "4", *short, *chats]
+    result = CliRunner().invoke(app, texts)
+    assert result.exit_code == 0, result.output
+    assert "3x(128+64/16) tokens" in result.output
 
 
 def test_an_slo_that_nothing_meets(profile_file: Path) -> None:
@@ -86,6 +136,7 @@ def test_an_slo_that_nothing_meets(profile_file: Path) -> None:
         (("--slo", "p95_ttft:10", "--slo", "p95_ttft:20"), 1, "give it once"),
         ((), 2, "--slo"),
         (("--slo", "p95_ttft:100", "--input-len", 9000), 1, "does not fit --max-model-len"),
+        (("--slo", "p95_ttft:100", "--by", "rate", "--think-time", "2s"), 2, "--think-time: goes with --by clients"),
         (("--slo", "p95_ttft:100", "--json", "--csv"), 1, "either --json or --csv"),
     ],
 )

@@ -133,6 +133,12 @@ def test_a_figure_of_both_gauges(predicted: Path, tmp_path: Path) -> None:
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_search_is_explained_at_the_level_that_is_named() -> None:
+    result = explain("short-and-long", "--level", "C=3", "--json")
+    assert result.exit_code == 0, result.output
+    assert [level["level"] for level in json.loads(result.stdout)["levels"]] == ["C=3"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -143,6 +149,8 @@ def test_a_figure_of_both_gauges(predicted: Path, tmp_path: Path) -> None:
         (("MEASURED",), "give --profile"),
         (("rtx4090-qwen2.5-7b", "--profile", "other"), "a scenario names its own"),
         (("FLEET",), "of a fleet"),
+        (("short-and-long",), "capsim explain short-and-long --level C=16"),
+        (("short-and-long", "--level", "2/s"), "'2/s' is none"),
     ],
 )
 def test_what_goes_wrong_is_one_line(

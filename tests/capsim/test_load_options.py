@@ -109,8 +109,10 @@ def test_shapes_take_distributions(profile_file: Path) -> None:
         (("--sessions", "turns=3,user=5,output=5", "--input-len", 7), 2, "give either lengths, or --sessions, or"),
         (("--trace-format", "azure"), 2, "--trace-format: goes with --trace"),
         (("--trace", "none.csv"), 1, "none.csv: no such file"),
-        (("--speed", 2), 1, "speed goes with a trace"),
-        (("--think-time", "2s", "--request-rate", 1), 1, "think_time goes with concurrency, or with sessions"),
+        (("--speed", 2), 1, "--speed goes with --trace, and not with --concurrency"),
+        (("--think-time", "2s", "--request-rate", 1), 1, "--think-time goes with --concurrency, or with --sessions"),
+        (("--concurrency", 1, "--max-in-flight", 2), 1, "--max-in-flight goes with --request-rate or --trace"),
+        (("--concurrency", 1, "--rate-curve", "bursts(2s,8s)"), 1, "--rate-curve goes with --request-rate"),
         (("--sessions", "turns=90,user=200,output=200", "--concurrency", 1), 1, "--max-model-len 8192"),
     ],
 )

@@ -54,7 +54,16 @@ def test_an_estimate_is_marked_as_one() -> None:
     assert "~ is estimated" in result.output
     assert "max_num_seqs = 256: the default on an A100" in result.output
     assert "nothing of this is measured" in " ".join(result.output.split())
+    assert "Start the server once and give what it prints with --server-log" in " ".join(result.output.split())
     assert max(len(line) for line in result.output.splitlines()) <= 80
+
+
+def test_an_estimate_advises_no_size_that_may_run_out_of_memory() -> None:
+    words = ("--model", "Llama-3.1-8B", "--gpu", "A100", "--max-model-len", "32k")
+    assert "--kv-cache-memory=" not in memory(*words).output
+    (case,) = json.loads(memory(*words, "--json").output)["cases"]
+    assert case["pool"]["kv_bytes_to_fill"] is None
+    assert case["pool"]["kv_tokens"] > 0
 
 
 def test_json_gives_bytes_and_says_what_is_estimated(log_file: Path) -> None:

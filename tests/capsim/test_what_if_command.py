@@ -144,6 +144,31 @@ def test_the_servers_log_tells_what_its_card_holds(tmp_path: Path) -> None:
     )
 
 
+def test_predict_and_capacity_start_the_server_as_what_if_does() -> None:
+    """A larger step takes memory from the pool, whoever asks."""
+    flags = ("--max-num-batched-tokens", "8192", "--json")
+    load = ("--concurrency", "4", "--num-prompts", "20", "--no-intervals")
+    run = CliRunner().invoke(app, ["predict", "--profile", str(SHIPPED), *load, *flags])
+    found = CliRunner().invoke(app, ["capacity", "--profile", str(SHIPPED), "--slo", "p99_itl:17", *flags])
+    compared = what_if(SHIPPED, "--alt", " ".join(flags[:2]), *load, "--json")
+    pool = json.loads(compared.stdout)["alternatives"][0]["kv_tokens"]
+    assert pool < 86_896
+    assert json.loads(found.stdout)["ceilings"]["kv_tokens"] == pool - 16  # but for the block that vLLM keeps
+    for result in (run, found):
+        assert f"assumed: the KV pool of {pool:,} tokens, 86,896 as measured" in " ".join(result.stderr.split())
+    printed = CliRunner().invoke(app, ["predict", "--profile", str(SHIPPED), *load, *flags[:2]]).stdout
+    assert f"KV pool {pool:,} tokens" in " ".join(printed.split())
+
+
+def test_two_cards_predict_faster_steps() -> None:
+    words = ["predict", "--profile", str(SHIPPED), "--concurrency", "4", "--num-prompts", "20", "--no-intervals"]
+    alone, split = (
+        json.loads(CliRunner().invoke(app, [*words, "--json", *more]).stdout)["levels"][0]
+        for more in ([], ["--tensor-parallel-size", "2"])
+    )
+    assert 0.5 * alone["p50_tpot"] < split["p50_tpot"] < alone["p50_tpot"]
+
+
 def test_predict_moves_to_another_gpu_as_well() -> None:
     arguments = ["--concurrency", "8", "--num-prompts", "40", "--no-intervals", "--csv"]
     here, there = (

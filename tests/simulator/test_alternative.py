@@ -58,13 +58,29 @@ def test_units_blocks_and_block_sizes_make_the_pool(measured: Profile) -> None:
 
 
 def test_more_utilization_leaves_that_share_of_the_card_more(measured: Profile) -> None:
-    memory = MeasuredMemory(utilization=0.9)
-    more = started(measured, "--gpu-memory-utilization 0.95", memory)
+    more = started(measured, "--gpu-memory-utilization 0.95")
+    assert measured.gpu_memory_utilization == 0.9  # as the published report says
     gained = (more.flags.kv_tokens - 86_896) * 57_344
     assert gained == pytest.approx(0.05 * 23.52 * GIB, rel=0.01)
     assert not any("its version's default" in sentence for sentence in more.assumed)
-    guessed = started(measured, "--gpu-memory-utilization 0.95")
-    assert any("at --gpu-memory-utilization 0.92, its version's default" in sentence for sentence in guessed.assumed)
+    assert started(measured, "--gpu-memory-utilization 0.9").flags.kv_tokens == 86_896
+    stated = started(measured, "--gpu-memory-utilization 0.95", MeasuredMemory(utilization=0.94))
+    assert 86_896 < stated.flags.kv_tokens < more.flags.kv_tokens  # what a user states wins
+
+
+def test_a_utilization_that_nobody_told_is_assumed_and_said(measured: Profile) -> None:
+    silent = measured.model_copy(update={"gpu_memory_utilization": None})
+    for text in ("--gpu-memory-utilization 0.95", "--gpu A100"):
+        (said,) = [sentence for sentence in started(silent, text).assumed if "its version's default" in sentence]
+        assert "at --gpu-memory-utilization 0.92" in said
+        assert "the profile does not tell" in said
+    assert not any("utilization" in sentence for sentence in started(silent, "--max-num-seqs 64").assumed)
+
+
+def test_the_measured_card_by_its_name_is_the_measured_server(measured: Profile) -> None:
+    same = started(measured, "--gpu 4090")
+    assert (same.profile, same.assumed, same.notes) == (measured, (), ())
+    assert started(measured, "--gpu 4090 --max-num-seqs 64").profile == started(measured, "--max-num-seqs 64").profile
 
 
 def test_a_larger_step_takes_memory_from_the_pool_unless_the_pool_is_given(measured: Profile) -> None:
@@ -170,7 +186,7 @@ def test_what_has_no_effect_is_noted_without_its_value(measured: Profile) -> Non
         ("vllm serve Qwen/Qwen2.5-14B --max-num-seqs 4", "the line serves Qwen/Qwen2.5-14B"),
         ("--port 8000", "it changes nothing"),
         ("--max-model-len auto", "--max-model-len auto is not modelled"),
-        ("--max-model-len 200k", "beyond the model's 32768"),
+        ("--max-model-len 200k", "beyond the model's 131072"),
         ("--enforce-eager", "does not know what a step without CUDA graphs takes"),
     ],
 )

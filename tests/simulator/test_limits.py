@@ -86,9 +86,24 @@ def test_long_contexts_are_read_from_memory() -> None:
     assert limits(4000, 400, ROOMY, "decode", StepTime(1e-3, per_kv_token=1e-6)).name == "memory_bandwidth"
 
 
-@pytest.mark.parametrize(("weights", "name"), [(9e-3, "memory_bandwidth"), (1e-3, "host"), (0.0, "step_constant")])
+@pytest.mark.parametrize(("weights", "name"), [(9e-3, "memory_bandwidth"), (1e-3, "launching"), (0.0, "step_constant")])
 def test_the_constant_of_a_step_is_weights_or_launching_where_that_is_known(weights: float, name: str) -> None:
     assert limits(64, 64, ROOMY, "decode", StepTime(10e-3, weights=weights)).name == name
+
+
+def test_a_step_budget_changes_the_number_of_steps_and_not_the_host() -> None:
+    step_time, host = StepTime(1e-3, per_prefill_token=1e-6, per_sequence=5e-4), HostTime(per_request=0.02)
+
+    def steps_and_host(budget: int) -> tuple[int, float]:
+        flags = ROOMY.changed(max_num_batched_tokens=budget)
+        level = play(2048, 128, flags, step_time, host_time=host)
+        found = what_limits(level, flags, step_time, host)
+        return found.steps, found.shares["host"] * float(level.requests["e2el"].sum())
+
+    (few, host_of_few), (many, host_of_many) = steps_and_host(1024), steps_and_host(256)
+    assert few < many
+    assert host_of_few == pytest.approx(host_of_many, rel=0.01)
+    assert host_of_few == pytest.approx(200 * 0.02, rel=0.01)  # of 200 requests
 
 
 def test_a_slow_api_server_is_the_host() -> None:

@@ -43,6 +43,22 @@ def test_a_model_is_found_under_the_names_people_write(name: str, same: str) -> 
     assert (found.parameters, found.kv) == (known.parameters, known.kv)
 
 
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        ("Qwen/Qwen2.5-7B", 131072),
+        ("Qwen/Qwen2.5-7B-Instruct-AWQ", 32768),
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", 32768),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", 131072),
+        ("Qwen/Qwen3-8B", 40960),
+        ("Qwen/Qwen3-8B-Base", 32768),
+        ("Qwen/Qwen3-4B-Instruct-2507-FP8", 262144),
+    ],
+)
+def test_relatives_of_one_architecture_take_prompts_of_their_own_length(name: str, tokens: int) -> None:
+    assert find_model(name).max_model_len == tokens
+
+
 def test_a_quantised_checkpoint_is_known_by_its_name() -> None:
     fp8 = find_model("Qwen/Qwen3-4B-Instruct-2507-FP8")
     assert fp8.quantization is not None
