@@ -19,6 +19,7 @@ from calibration.step_fit import FitError, StepTimeFit, fit_step_time
 from calibration.step_rows import TERMS, Observations, observations
 from calibration.sweep import OVERHEAD
 from calibration.sweep_plan import (
+    CROWD,
     LEAST_PER_CLIENT,
     LEAST_PER_LEVEL,
     REPEATED_CLIENTS,
@@ -94,18 +95,19 @@ def as_measured(level: Level) -> Level:
 
 
 def start_plan(levels: Sequence[Workload], max_model_len: int | None) -> SweepPlan:
-    """What a sweep with a time budget measures first: lone prompts, one client, and the most clients of `levels`."""
-    lone, _ = probe_levels(levels, max_model_len)
+    """What a sweep with a time budget measures first: lone prompts, crowds, one client, and the most of `levels`."""
+    lone, together = probe_levels(levels, max_model_len)
     lone = [replace(probe, num_prompts=START_REPEATS) for probe in lone]
+    crowds = [probe for probe in together if probe.concurrency == CROWD]  # a few seconds each
     most = max(levels, key=lambda level: level.concurrency or 0)
     clients = most.concurrency or 1
     loaded = replace(most, num_prompts=max(LEAST_PER_LEVEL, START_PER_CLIENT * clients))
     single = replace(most, arrivals=ClosedLoop(1), num_prompts=START_LONE)
-    order = [*lone, single, *([loaded] if clients > 1 else [])]
+    order = [*lone, *crowds, single, *([loaded] if clients > 1 else [])]
     return SweepPlan(
         levels=tuple(replace(workload, seed=seed) for seed, workload in enumerate(order)),
         warm_up=(*warm_up_of(levels), *(replace(probe, num_prompts=1) for probe in lone)),
-        probes=len(lone),
+        probes=len(lone) + len(crowds),
     )
 
 

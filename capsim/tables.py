@@ -187,8 +187,8 @@ def coefficient_table(profile: Profile) -> Table:
         for name, term in terms.items():
             interval = NOTHING
             if term.low is not None and term.high is not None:
-                interval = f"{term.low * 1e6:.4g} to {term.high * 1e6:.4g}"
-            table.add_row(name, f"{term.value * 1e6:.4g}", interval, term.origin)
+                interval = f"{_microseconds(term.low)} to {_microseconds(term.high)}"
+            table.add_row(name, _microseconds(term.value), interval, term.origin)
     return table
 
 
@@ -235,6 +235,12 @@ def digits(value: float) -> str:
     if math.isnan(value):
         return NOTHING
     return f"{value:,.{0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2}f}"
+
+
+def _microseconds(seconds: float) -> str:
+    """Four digits, whole numbers from 1,000 on."""
+    value = seconds * 1e6
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def whole(value: float) -> str:

@@ -21,6 +21,7 @@ from calibration.next_level import (
 )
 from calibration.step_fit import StepTimeFit, fit_step_time
 from calibration.sweep import OVERHEAD
+from calibration.sweep_plan import is_probe
 from simulator.engine import simulate_level
 from simulator.engine_flags import EngineFlags
 from simulator.levels import plan_levels
@@ -57,11 +58,13 @@ def expect(workload: Workload) -> Expected:
     return found
 
 
-def test_a_start_has_lone_prompts_one_client_and_the_most() -> None:
+def test_a_start_has_lone_prompts_crowds_one_client_and_the_most() -> None:
     plan = start_plan(levels(1, 2, 4, 8), 4096)
     assert [level.label for level in plan.levels[plan.probes :]] == ["C=1", "C=8"]
-    probes = [level.longest()[0] for level in plan.levels[: plan.probes]]
-    assert (probes[0], probes[-1]) == (64, 4088), "as far as the server's longest context"
+    probes = plan.levels[: plan.probes]
+    lone = [level.longest()[0] for level in probes if not is_probe(level)]
+    assert (lone[0], lone[-1]) == (64, 4088), "as far as the server's longest context"
+    assert [level.label for level in probes[len(lone) :]] == ["C=16", "C=16"]
     assert plan.level_seconds is None, "the start does not grow with the budget"
 
 
@@ -114,7 +117,10 @@ def test_nothing_is_chosen_that_would_tell_next_to_nothing(
     assert most_telling([known], [known], start, fit, FLAGS) is None
 
 
-def test_a_budget_is_kept_and_ends_with_the_hold_out_and_the_repeat(start: list[Level]) -> None:
+def test_a_budget_is_kept_and_ends_with_the_hold_out_and_the_repeat(
+    start: list[Level], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(next_level, "NEGLIGIBLE", 0.0)
     budget = 150.0
     candidates = candidate_levels(levels(1, 2, 8), 4096, keep_out=[4])[:6]
     chooser = LevelChooser(FLAGS, budget, candidates, hold_out_levels(levels(4), [4]))

@@ -66,9 +66,9 @@ def calibrated(calibration: tuple[Path, str]) -> Path:
 
 def test_a_time_budget_ends_with_the_hold_out_and_a_repeat(calibrated: Path) -> None:
     levels = [level.workload for level in load_run(calibrated.with_name("p-run")).levels]
-    start = ["C=1", "C=1", "C=1", "C=4"]
+    start = ["C=1", "C=1", "C=16", "C=16", "C=1", "C=4"]
     assert [level.label for level in levels] == [*start, "C=2", "C=4"]
-    assert levels[-1] == levels[3]
+    assert levels[-1] == levels[5]
 
 
 def test_the_profile_keeps_the_noise_and_shows_it_beside_the_errors(calibration: tuple[Path, str]) -> None:
@@ -110,7 +110,7 @@ def test_clients_rates_and_mixed_lengths_go_into_one_run(server: FakeServer, tmp
     done(*command, "-o", tmp_path / "run", "--export", tmp_path / "bench")
     ours = load_run(tmp_path / "run")
     assert [level.workload.label for level in ours.levels] == ["C=1", "C=3", "40/s"]
-    assert {level.workload.lengths_label for level in ours.levels} == {"64/8 128/16"}
+    assert {level.workload.lengths_label for level in ours.levels} == {"64/8:0.75 128/16:0.25"}
     assert {len(level.requests) for level in ours.levels} == {12}
 
     kept = ours.server
