@@ -195,6 +195,7 @@ def profile_of(fitted: AggregateFit) -> Profile:
         gpu="NVIDIA GeForce RTX 4090",
         engine_version=FLAGS.engine_version,
         kv_bytes_per_token=KV_BYTES_PER_TOKEN,
+        gpu_memory_utilization=0.9,  # as the report states
         engine_flags=FLAGS,
         coefficients=Coefficients(
             step_time={name: term for name, term in terms.items() if name not in HOST_TERMS},

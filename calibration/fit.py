@@ -46,6 +46,7 @@ def fit_profile(run: Run, flags: EngineFlags, *, hold_out: Sequence[int] = (), n
         gpu=str(server["gpu"]) if server.get("gpu") else None,
         engine_version=flags.engine_version,
         kv_bytes_per_token=_positive_int(server.get("kv_bytes_per_token")),
+        gpu_memory_utilization=_share(server.get("gpu_memory_utilization")),
         engine_flags=flags,
         coefficients=_coefficients(refined, fit),
         measured_range=_measured_range(used, flags, refined),
@@ -69,6 +70,10 @@ def _assumed(refined: Refinement) -> list[str]:
 
 def _positive_int(value: object) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
+
+
+def _share(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and 0 < value <= 1 else None
 
 
 def _held_out(level: Level, hold_out: Sequence[int]) -> bool:

@@ -15,6 +15,7 @@ from simulator.operating_point import knee, slo_figures
 from simulator.profile import Profile
 from simulator.replications import Trial
 from simulator.targets import targets_label
+from simulator.uncertainty import drawn_times
 
 
 class CapacityAnswer:
@@ -204,6 +205,12 @@ class CapacityAnswer:
                 *(digits(trial.numbers[name] * 1000 if steady else math.nan) for name in shown),
             )
         return table
+
+
+def met_in_draws(search: CapacitySearch, found: Capacity, server: Profile) -> list[tuple[Trial, int, int]]:
+    """Of the level found and of the one to run at, in how many of how many draws of coefficients they meet the SLO."""
+    levels = [trial for trial in (found.best, found.fallback) if trial is not None]
+    return [(trial, *search.met_in(trial, found.targets, drawn_times(server))) for trial in levels]
 
 
 _FIGURES = {

@@ -36,7 +36,7 @@ class MeasuredMemory:
     """What is known of the measured server's memory beyond its profile.
 
     Attributes
-        utilization: ``--gpu-memory-utilization`` it runs with; None for its version's default
+        utilization: ``--gpu-memory-utilization`` it runs with; None for what the profile says, or its version's default
         account: from its log; None without
         model: its architecture; None to look it up by the profile's name for it
     """
@@ -74,7 +74,8 @@ def alternative(profile: Profile, line: ServeLine, memory: MeasuredMemory | None
     if not given and not line.words:
         raise AlternativeError("it changes nothing: it names no flag that is modelled")
     server = _Server(profile, given, memory or MeasuredMemory())
-    changed = server.on(find_gpu(line.words["gpu"])) if "gpu" in line.words else server.here()
+    gpu = find_gpu(line.words["gpu"]) if "gpu" in line.words else server.gpu
+    changed = server.here() if gpu is None or gpu == server.gpu else server.on(gpu)
     changed, assumed = server.with_other_steps(changed)
     of_steps = (text for text in changed.assumed if text not in profile.assumed and not text.startswith(POOL_SENTENCE))
     assumed = [*of_steps, *server.assumed, *assumed]
@@ -120,15 +121,16 @@ class _Server:
         self.pool = {name: value for name, value in given.items() if name in POOL}
         self.ranks = _whole("--tensor-parallel-size", given.get("tensor_parallel_size", "1"))
         self.gpu = _known_gpu(profile)
+        self.utilization = memory.utilization or profile.gpu_memory_utilization
         self.model = memory.model or _known_model(profile)
         self.dtype = _measured_dtype(profile, self.model)
         self._check_length()
 
     def on(self, gpu: Gpu) -> Profile:
         """On another card, which decides about the KV pool unless that is given."""
-        moved = move(self.profile, gpu, self.memory.model, None, self.flags, self.memory.utilization)
+        moved = move(self.profile, gpu, self.memory.model, None, self.flags, self.utilization)
         if self.ranks > 1:
-            moved = with_tensor_parallel(moved, self.ranks, self.memory.model, gpu, self.memory.utilization)
+            moved = with_tensor_parallel(moved, self.ranks, self.memory.model, gpu, self.utilization)
         self._assume_utilization()
         if not self.pool:
             self._assume_pool(moved.engine_flags, f"what {self._cards(gpu)} would leave")
@@ -154,13 +156,14 @@ class _Server:
         changes |= {name: getattr(self.flags, name) for name in _IN_ACCOUNT if self._differs(name)}
         server = self.profile.model_copy(update={"engine_flags": self.flags})
         if self.ranks > 1:
-            server = with_tensor_parallel(server, self.ranks, self.memory.model, None, self.memory.utilization)
+            server = with_tensor_parallel(server, self.ranks, self.memory.model, None, self.utilization)
             changes["tensor_parallel_size"] = self.ranks
         if not changes:
             return server
         if not self._sizes_the_pool() and not self._can_size():
             return server.model_copy(update={"engine_flags": self._without_account()})
-        self._assume_utilization()
+        if "gpu_memory_utilization" in self.pool or self.ranks > 1:
+            self._assume_utilization()
         model = self.model if self._knows_layout() else None
         pool = kv_pool(
             before, changes, self.profile.kv_bytes_per_token, model, self.gpu, self.memory.account, **self._measured()
@@ -194,8 +197,8 @@ class _Server:
 
     def _measured(self) -> dict[str, Any]:
         known: dict[str, Any] = {"kv_cache_dtype": self.dtype}
-        if self.memory.utilization is not None:
-            known["gpu_memory_utilization"] = self.memory.utilization
+        if self.utilization is not None:
+            known["gpu_memory_utilization"] = self.utilization
         return known
 
     def _differs(self, name: str) -> bool:
@@ -236,7 +239,7 @@ class _Server:
         if account is not None or not self._batch_differs():
             return True
         try:
-            changes = {"gpu_memory_utilization": self._utilization()}
+            changes = {"gpu_memory_utilization": self._likely_utilization}
             kv_pool(self.profile.engine_flags, changes, None, self.model, self.gpu, **self._measured())
         except MemoryAccountError:
             return False
@@ -259,13 +262,16 @@ class _Server:
         given = {"block_size": self.given["block_size"]} if "block_size" in self.given else {}
         return change_flags(self.flags, given, self.profile.kv_bytes_per_token)
 
-    def _utilization(self) -> float:
-        return self.memory.utilization or default_utilization(self.profile.engine_version)
+    @property
+    def _likely_utilization(self) -> float:
+        return self.utilization or default_utilization(self.profile.engine_version)
 
     def _assume_utilization(self) -> None:
-        if self.memory.utilization is None and self.memory.account is None and "gpu_memory_utilization" in self.pool:
+        if self.utilization is None and self.memory.account is None and not self._states_the_pool():
             self.assumed.append(
-                f"the measured server runs at --gpu-memory-utilization {self._utilization():g}, its version's default"
+                f"the measured server runs at --gpu-memory-utilization {self._likely_utilization:g}, its version's "
+                "default: the profile does not tell, and the KV pool is wrong by as much as this is; add "
+                "gpu_memory_utilization to the profile, or give --measured-utilization to what-if"
             )
 
     def _check_length(self) -> None:

@@ -9,7 +9,7 @@ is bisected.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from simulator.ceilings import Ceilings, ceilings
@@ -86,7 +86,7 @@ class CapacitySearch:
         self.load = load
         self.ceilings = ceilings(load, flags)
         self._flags, self._step_time, self._host_time = flags, step_time, host_time
-        self._whole_runs = whole_runs
+        self.whole_runs = whole_runs
         self._num_prompts = NUM_PROMPTS if whole_runs and num_prompts is None else num_prompts
         self._on_trial = on_trial
         self._played: dict[tuple[float, int], list[Replication]] = {}  # by value and number of requests
@@ -141,7 +141,7 @@ class CapacitySearch:
         """
         found: list[Trial] = []
         value, best = self._start(), 0.0
-        while True:
+        while value <= self._highest(targets):
             trial = self.trial(value, targets)
             if trial.verdict == "no steady state":
                 return found
@@ -150,6 +150,20 @@ class CapacitySearch:
             if power(trial.numbers) < PAST_THE_KNEE * best:
                 return found
             value = self._rounded(2 * value)
+        return found
+
+    def met_in(
+        self, trial: Trial, targets: Mapping[str, float], times: Iterable[tuple[StepTime, HostTime]]
+    ) -> tuple[int, int]:
+        """In how many of these step and host times the level meets the targets, and how many there are.
+
+        `simulator.uncertainty.drawn_times` spreads them over what a profile is unsure of.
+        """
+        requests, met = self._requests(trial.value, targets), []
+        for number, (step_time, host_time) in enumerate(times):
+            level = simulate_level(self._at(trial.value, requests, number), self._flags, step_time, host_time)
+            met.append(judge(trial.load, [Replication.of(level, self.whole_runs)], targets).meets)
+        return sum(met), len(met)
 
     def _limits(self, trial: Trial, beyond: Trial) -> Limits:
         played = next(played for (value, _), played in self._played.items() if value == trial.value)
@@ -213,15 +227,25 @@ class CapacitySearch:
         """The first level: one client, or a sixteenth of the rate at which lone requests would fill the engine."""
         if not self.is_open:
             return 1
-        lone = self._run(_resized(self.load, ClosedLoop(1), 8))
-        return self._rounded(self.ceilings.running / float(lone.requests["e2el"].mean()) / 16)
+        return self._rounded(self.ceilings.running / self._lone_seconds() / 16)
 
     def _highest(self, targets: Mapping[str, float]) -> float:
         """The last level to try. Beyond what the engine holds, more clients only wait longer for their first token."""
         if self.is_open:
             return math.inf
         waiting_counts = any(name.endswith(("ttft", "e2el")) for name in targets)
-        return max(self.ceilings.running, 1) * (32 if waiting_counts else 2)
+        return max(self.ceilings.running, 1) * (32 if waiting_counts else 2) * self._per_request_in_flight()
+
+    def _per_request_in_flight(self) -> float:
+        """Clients for each request in flight, as long as nobody waits: more than one where they think in between."""
+        one = self.load if isinstance(self.load, Sessions) else self.load.arrivals
+        think = None if isinstance(one, OpenLoop) else one.think_time
+        return 1.0 if think is None else 1.0 + think.mean / self._lone_seconds()
+
+    def _lone_seconds(self) -> float:
+        """What a request takes that is alone."""
+        lone = self._run(_resized(self.load, ClosedLoop(1), 8))
+        return float(lone.requests["e2el"].mean())
 
     def _between(self, low: float, high: float) -> float | None:
         if not self.is_open:
@@ -237,7 +261,7 @@ class CapacitySearch:
 
     def _replicate(self, value: float, num_prompts: int, number: int) -> Replication:
         level = self._run(self._at(value, num_prompts, number))
-        return Replication.of(level, self._whole_runs)
+        return Replication.of(level, self.whole_runs)
 
     def _run(self, load: AnyLoad) -> Level:
         return simulate_level(load, self._flags, self._step_time, self._host_time)
@@ -254,7 +278,7 @@ class CapacitySearch:
         clients = 0 if self.is_open else math.ceil(value * _turns(self.load))  # requests in one round
         least = MIN_OPEN if self.is_open else (START_ROUNDS + 2) * clients
         if self._num_prompts is not None:
-            return self._num_prompts if self._whole_runs else max(self._num_prompts, least)
+            return self._num_prompts if self.whole_runs else max(self._num_prompts, least)
         ranks = [int(name[1 : name.index("_")]) for name in targets if name[0] == "p"]
         tail = max((round(TAIL_REQUESTS * 100 / (100 - rank)) for rank in ranks), default=0)
         if not self.is_open:

@@ -1,4 +1,4 @@
-"""What limits a simulated level: slots, KV pool, step token budget, compute, memory bandwidth, or the host.
+"""What limits a simulated level: slots, KV pool, step token budget, compute, memory bandwidth, steps, or the host.
 
 The time that requests spend is divided among what they spend it on. Where a request waits for admission, the scheduler
 has stopped for one of three reasons, and which one can be told from the step: no slot was left, the KV pool had no room
@@ -30,9 +30,12 @@ LIMITS = {
     "compute": "computing prompt and output tokens",
     "memory_bandwidth": "reading memory (KV cache and weights)",
     "step_constant": "the constant part of every step (reading weights, launching kernels)",
-    "host": "the host (API server, scheduling, sampling)",
+    "launching": "launching the kernels of every step",
+    "sequences": "what every sequence adds to a step (scheduling, sampling, its share of kernels)",
+    "host": "the host outside of steps (API server, way to the engine and back)",
 }
 ALSO_LARGE = 0.2  # a second share of this size is worth saying
+OF_STEPS = ("step_constant", "launching", "sequences", "memory_bandwidth")  # which fewer steps make less
 PHASES: dict[Phase, str] = {
     "ttft": "the time to first token",
     "decode": "the time between tokens",
@@ -49,6 +52,7 @@ class Limits:
         shares: by the names of `LIMITS`, all together 1; the first is the largest
         busy: share of the level's time in which the engine has a step to do
         computing: share of the level's time in which it computes tokens; the rest goes to reading, launching and idling
+        steps: how many steps the engine does
         budget_used: tokens of a step that computes prompts, over ``--max-num-batched-tokens``, mean over time
         full_steps: share of the busy time in steps that use the whole budget
         peak_kv: largest share of the KV pool in use
@@ -60,6 +64,7 @@ class Limits:
     shares: dict[str, float]
     busy: float
     computing: float
+    steps: int
     budget_used: float
     full_steps: float
     peak_kv: float
@@ -127,6 +132,7 @@ def what_limits(
         shares=dict(sorted(shares.items(), key=lambda item: -item[1])),
         busy=min(steps.busy / level.duration, 1.0) if level.duration > 0 else float("nan"),
         computing=min(float(steps.compute.sum()) / level.duration, 1.0) if level.duration > 0 else float("nan"),
+        steps=steps.number,
         budget_used=steps.budget_used(),
         full_steps=steps.mean(steps.is_full),
         peak_kv=float(level.timeline["kv_tokens"].max()) / (flags.usable_blocks * flags.block_size),
@@ -154,6 +160,7 @@ class _Steps:
         self.compute = self.parts["compute"]
         self.seconds: Array = np.asarray(sum(self.parts.values()))
         self.busy = float(self.seconds.sum())
+        self.number = round(float(column["steps"].sum()))
 
     def mean(self, values: Array) -> float:
         """Mean over the busy time."""
@@ -210,7 +217,7 @@ class _Steps:
 def _parts(column: Mapping[str, Array], step_time: StepTime) -> dict[str, Array]:
     """Seconds of one step of each row by what they are made of.
 
-    Where the profile knows what reading the weights takes, the rest of the constant is launching and so the host's.
+    Where the profile knows what reading the weights takes, the rest of the constant is launching.
     """
     sequences, prefill = column["sequences"], column["prefill_tokens"]
     mixed = prefill > 0
@@ -227,7 +234,8 @@ def _parts(column: Mapping[str, Array], step_time: StepTime) -> dict[str, Array]
         "compute": computing,
         "memory_bandwidth": step_time.per_kv_token * column["kv_tokens"] + min(step_time.weights, step_time.constant),
         "step_constant": np.full(len(sequences), constant),
-        "host": per_sequence * sequences + launching,
+        "launching": np.full(len(sequences), launching),
+        "sequences": per_sequence * sequences,
     }
 
 

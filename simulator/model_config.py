@@ -209,6 +209,7 @@ def find_model(name: str | Path) -> ModelArchitecture:
         known = suggestion(wanted, models) if wanted else f"known are {', '.join(sorted(models))}"
         raise ModelError(f"{name}: no such model or file; {known}; or give the path of its config.json")
     model = architecture(str(name), models[wanted])
+    model = replace(model, max_model_len=_length(str(name)) or model.max_model_len)
     return replace(model, quantization=quantization) if quantization else model
 
 
@@ -417,3 +418,22 @@ def _table() -> dict[str, dict[str, Any]]:
         for alias in (name, *entry.get("alike", ())):
             models[alias.rsplit("/", 1)[-1].lower()] = entry["config"]
     return models
+
+
+def _length(name: str) -> int | None:
+    """Most tokens of a model that differs in nothing else from its relatives, such as an -Instruct; None for others."""
+    lengths = _lengths()
+    plain = name.rsplit("/", 1)[-1].lower()
+    while plain not in lengths:
+        shorter = _ENDINGS.sub("", plain)
+        if shorter == plain or plain in _table():
+            return None
+        plain = shorter
+    return lengths[plain]
+
+
+@lru_cache(maxsize=1)
+def _lengths() -> dict[str, int]:
+    """max_position_embeddings of those models that differ from the one they are listed with."""
+    entries = yaml.safe_load(TABLE.read_text(encoding="utf-8"))["models"].values()
+    return {name.lower(): length for entry in entries for name, length in entry.get("lengths", {}).items()}

@@ -182,6 +182,9 @@ class Profile(Section):
     gpu: str | None = None
     engine_version: str = Field(pattern=r"^\d+\.\d+", description="vLLM's version, such as 0.32.0")
     kv_bytes_per_token: int | None = Field(default=None, ge=1, description="bytes of KV cache per token, all layers")
+    gpu_memory_utilization: float | None = Field(
+        default=None, gt=0, le=1, description="the server's --gpu-memory-utilization, where it is known"
+    )
     engine_flags: Annotated[InstanceOf[EngineFlags], BeforeValidator(_engine_flags), PlainSerializer(_plain_flags)]
     coefficients: Coefficients
     measured_range: MeasuredRange

@@ -16,7 +16,7 @@ from simulator.alternative import Alternative
 from simulator.ceilings import Ceilings, ceilings
 from simulator.engine_flags import EngineFlags
 from simulator.engine_rules import version_note
-from simulator.limits import LIMITS, Limits, what_limits
+from simulator.limits import LIMITS, OF_STEPS, Limits, what_limits
 from simulator.paired_draws import Times, paired_times
 from simulator.profile import Profile
 from simulator.run import Level
@@ -276,10 +276,19 @@ def _why(before: Outcome, after: Outcome, load: Load) -> str:
     same_way = {name: value for name, value in changed.items() if (value < 0) == (new < old)} or changed
     main = max(same_way, key=lambda name: abs(same_way[name]))
     seconds = changed[main]
+    told = LIMITS[main] + _in_steps(before.limits, after.limits, main, seconds)
     return (
         f"a request takes {new:.3g} s instead of {old:.3g} s, with {abs(seconds):.2g} s "
-        f"{'less' if seconds < 0 else 'more'} for {LIMITS[main]}; now {after.limits.sentence()}"
+        f"{'less' if seconds < 0 else 'more'} for {told}; now {after.limits.sentence()}"
     )
+
+
+def _in_steps(before: Limits, after: Limits, main: str, seconds: float) -> str:
+    """That the engine does fewer steps, or more, where that is why what every step costs takes less time, or more."""
+    fewer = after.steps < before.steps
+    if main not in OF_STEPS or fewer != (seconds < 0) or abs(after.steps / before.steps - 1) < LITTLE:
+        return ""
+    return f", in {after.steps:,} steps of the engine instead of {before.steps:,}"
 
 
 def _why_many(before: Outcome, after: Outcome, old: float, new: float) -> str:

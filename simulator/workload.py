@@ -177,7 +177,11 @@ class Workload:
 
     @property
     def lengths_label(self) -> str:
-        return " ".join(str(shape) for shape in self.shapes)
+        """``1024/256``, or of a mix ``256/128:0.7 12000/300:0.3`` with the shares where they differ."""
+        if len({shape.weight for shape in self.shapes}) == 1:
+            return " ".join(str(shape) for shape in self.shapes)
+        total = sum(shape.weight for shape in self.shapes)
+        return " ".join(f"{shape}:{shape.weight / total:.2g}" for shape in self.shapes)
 
     def longest(self) -> tuple[int, int]:
         return (

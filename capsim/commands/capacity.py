@@ -81,7 +81,7 @@ def capacity(
     A level counts when the 90 % interval of several simulations meets every target, and not by luck. Says which target
     breaks first and why, and to which level to fall back.
     """
-    from capsim.capacity_answer import CapacityAnswer
+    from capsim.capacity_answer import CapacityAnswer, met_in_draws
     from capsim.output import Output
     from capsim.progress import search_progress
     from capsim.shipped import find_profile
@@ -91,7 +91,6 @@ def capacity(
     from simulator.levels import Levels
     from simulator.replications import AnyLoad
     from simulator.targets import join_targets
-    from simulator.uncertainty import drawn_times
 
     output = Output(as_json, as_csv)
     slos = [join_targets(slo), *(join_targets([text]) for text in also_slo or ())]
@@ -127,6 +126,5 @@ def capacity(
         )
         found = [search.find(targets) for targets in slos]
         curve = search.curve(slos[0])
-        levels_told = [trial for trial in (found[0].best, found[0].fallback) if trial is not None]
-        met = [(trial, *search.met_in(trial, slos[0], drawn_times(server))) for trial in levels_told]
+        met = met_in_draws(search, found[0], server)
     output.tell(CapacityAnswer(server, server.engine_flags, search, found, curve, met))

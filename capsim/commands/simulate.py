@@ -114,7 +114,7 @@ def _comparison(scenario: Scenario, servers: Sequence[Alternative], intervals: b
 
 def _capacity(scenario: Scenario, servers: Sequence[Alternative]) -> CapacityAnswer | CapacitiesAnswer:
     from capsim.capacities_answer import CapacitiesAnswer
-    from capsim.capacity_answer import CapacityAnswer
+    from capsim.capacity_answer import CapacityAnswer, met_in_draws
     from capsim.progress import status_line
     from simulator.capacity import CapacitySearch
 
@@ -132,7 +132,8 @@ def _capacity(scenario: Scenario, servers: Sequence[Alternative]) -> CapacityAns
             )
             found = search.find(scenario.slo)
             curve = search.curve(scenario.slo) if len(servers) == 1 else []
-            answers.append(CapacityAnswer(server.profile, server.flags, search, [found], curve))
+            met = met_in_draws(search, found, server.profile) if len(servers) == 1 else []
+            answers.append(CapacityAnswer(server.profile, server.flags, search, [found], curve, met))
     return answers[0] if len(answers) == 1 else CapacitiesAnswer(servers, answers)
 
 

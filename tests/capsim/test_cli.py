@@ -150,7 +150,7 @@ def test_a_run_is_saved_and_not_overwritten_by_accident(profile_file: Path, tmp_
 
 def server(result: Result) -> dict[str, object]:
     assert result.exit_code == 0, result.output
-    content: dict[str, object] = json.loads(result.output)["server"]
+    content: dict[str, object] = json.loads(result.stdout)["server"]
     return content
 
 
@@ -162,7 +162,7 @@ def server(result: Result) -> dict[str, object]:
         (("--max-num-batched-tokens", "4k"), {"max_num_batched_tokens": 4000}),
         (("--kv-cache-memory", "1G"), {"num_gpu_blocks": 1024}),
         (("--kv-cache-memory-bytes=1073741824",), {"num_gpu_blocks": 1024}),
-        (("--num-gpu-blocks-override", "500"), {"num_gpu_blocks": 500}),
+        (("--num-gpu-blocks-override", "600"), {"num_gpu_blocks": 600}),
         (("--block-size", "32"), {"block_size": 32, "num_gpu_blocks": 500}),
         (("--no-async-scheduling",), {"async_scheduling": False}),
         (("--no-enable-chunked-prefill", "--max-num-batched-tokens", "8192"), {"enable_chunked_prefill": False}),
@@ -209,11 +209,11 @@ def test_options_have_the_names_of_other_load_generators(profile_file: Path) -> 
         ("predict --profile P --no-enable-chunked-prefill", 1, "without chunked prefill"),
         ("predict --profile P --concurrency 1,two", 2, "'1,two' is not a list of whole numbers"),
         ("predict --profile P --concurrency 0", 1, "concurrency must be at least 1, got 0"),
-        ("predict --profile P --concurrency 1 --request-rate 1", 1, "either concurrency or request_rate"),
+        ("predict --profile P --concurrency 1 --request-rate 1", 1, "either --concurrency or --request-rate"),
         ("predict --profile P --request-rate nan", 1, "request rate must be positive"),
         ("predict --profile P --input-len 0", 2, "a length must have 1 <= low <= high"),
         ("predict --profile P --input-len 9000", 1, "a prompt of 9000 tokens does not fit --max-model-len 8192"),
-        ("predict --profile P --num-gpu-blocks-override 20", 1, "needs 80 KV blocks of 16, the pool has 19"),
+        ("predict --profile P --num-gpu-blocks-override 20", 1, "does not fit into the KV pool of 20 blocks"),
         ("predict --profile P --shapes 512", 2, "'512' is not a shape"),
         ("predict --profile P --shapes 512/1 --input-len 3", 2, "give either --shapes, or --input-len"),
         ("predict --profile P --slo p99_tft:3", 1, "did you mean 'p99_ttft'?"),

@@ -209,3 +209,10 @@ def test_a_recorded_load_alone_is_not_read_from_json(tmp_path: Path) -> None:
     (tmp_path / "levels/000/load.csv").unlink()
     with pytest.raises(RunFileError, match=r"load\.csv: no such file"):
         load_run(tmp_path)
+
+
+def test_a_mix_is_labelled_with_the_shares_of_its_lengths() -> None:
+    long, short = Length.fixed(12_000), Length.fixed(256)
+    shapes = (Shape(short, Length.fixed(128), 7), Shape(long, Length.fixed(300), 3))
+    assert Workload(ClosedLoop(1), shapes, 10).lengths_label == "256/128:0.7 12000/300:0.3"
+    assert Workload(ClosedLoop(1), shapes[:1], 10).lengths_label == "256/128"
