@@ -25,9 +25,7 @@ class Server(Protocol):
 
 
 class ApiServer:
-    """What stands between clients and engine: takes requests in one after the other, passes answers on.
-
-    """
+    """What stands between clients and engine: takes requests in one after the other, passes answers on."""
 
     def __init__(self, host_time: HostTime) -> None:
         self._response = host_time.per_request

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+AT_ONCE = 1e-9  # s, within which all tokens of a request count as one moment's
 PLATEAU = 0.95  # of the usual number of requests in flight, from which on the ramp is over
 
 Array = npt.NDArray[np.float64]
@@ -35,11 +36,10 @@ def steady_window(starts: npt.ArrayLike, ends: npt.ArrayLike) -> tuple[float, fl
 def tokens_within(window: tuple[float, float], first: Array, last: Array, tokens: Array) -> float:
     """Output tokens that came within the window: each request's first at `first`, the others evenly until `last`."""
     begin, end = window
-    spans = np.maximum(last - first, np.finfo(np.float64).tiny)
-    inside = np.clip(np.minimum(last, end) - np.maximum(first, begin), 0.0, None) / spans
-    together = (last <= first) & (begin <= first) & (first <= end)
+    spans = last - first
+    inside = np.clip(np.minimum(last, end) - np.maximum(first, begin), 0.0, None) / np.maximum(spans, AT_ONCE)
     firsts = (begin <= first) & (first <= end)
-    return float((firsts + (tokens - 1) * np.where(together, 1.0, inside)).sum())
+    return float((firsts + (tokens - 1) * np.where(spans < AT_ONCE, firsts, inside)).sum())
 
 
 def _weighted_median(values: npt.NDArray[np.int64], weights: Array) -> float:

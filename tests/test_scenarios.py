@@ -166,6 +166,7 @@ def test_a_chat_gains_from_its_prefixes_where_the_router_keeps_them_together() -
     assert servers["sticky"]["p50_e2el"] < servers["round-robin"]["p50_e2el"] < servers["caching"]["p50_e2el"]
 
 
+@pytest.mark.slow
 def test_memory_bandwidth_decides_which_gpu_bears_most_clients() -> None:
     servers = {server["name"]: server for server in answer("which-gpu")["servers"]}
     level = {name: server["slos"][0]["level"] for name, server in servers.items()}

@@ -30,6 +30,7 @@ def loose(value):
     return Prior(value, 1.0, "a guess")
 
 
+@pytest.mark.slow
 def test_recovers_the_coefficients_that_made_the_figures():
     figures = [
         stated(level(1), "p50_itl"),

@@ -117,6 +117,7 @@ def test_nothing_is_chosen_that_would_tell_next_to_nothing(
     assert most_telling([known], [known], start, fit, FLAGS) is None
 
 
+@pytest.mark.slow
 def test_a_budget_is_kept_and_ends_with_the_hold_out_and_the_repeat(
     start: list[Level], monkeypatch: pytest.MonkeyPatch
 ) -> None:

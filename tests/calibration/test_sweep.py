@@ -158,6 +158,7 @@ def test_a_sweep_saves_what_it_returns(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_estimate_is_sensible_from_the_first_request_on(tmp_path: Path) -> None:
     plan = SweepPlan(tuple(closed(1, 2, output=30) for _ in range(2)), warm_up=(closed(1, 1, output=20),))
     told: list[SweepProgress] = []
@@ -274,6 +275,7 @@ def test_a_finished_sweep_is_not_measured_again(tmp_path: Path) -> None:
         assert len(server.requests) == before
 
 
+@pytest.mark.slow
 def test_a_resumed_repeat_has_as_many_requests_as_what_it_repeats(tmp_path: Path) -> None:
     """The pace that is measured anew may allow others levels more requests."""
     plan = plan_sweep(lengths(16, 4, 1, 2), probes=False, repeat=True)

@@ -26,6 +26,8 @@ from fake_server import FakeServer, Manners, serve  # noqa: E402
 
 SMALL = ("--input-len", "64", "--output-len", "16")
 
+pytestmark = pytest.mark.slow
+
 
 def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])

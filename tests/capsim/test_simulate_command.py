@@ -98,6 +98,7 @@ def test_the_capacity_of_several_servers_is_compared(scenario: Path) -> None:
     assert list(rows["server"].unique()) == ["as measured", "--max-num-seqs 4", "large"]
 
 
+@pytest.mark.slow
 def test_the_capacity_of_one_server_is_answered_as_by_capacity(scenario: Path, profile_file: Path) -> None:
     changed(scenario, LEVELS, "capacity: rate")
     changed(scenario, "alternatives:\n- --max-num-seqs 4\n- name=large --num-gpu-blocks-override 4000\n", "")

@@ -66,9 +66,7 @@ def test_a_lone_clients_interval_is_that_of_the_constant_it_waits_for(profile: P
     terms["constant"] = Coefficient(value=constant, stderr=0.02 * constant)
     coefficients = profile.coefficients.model_copy(update={"step_time": terms, "host_time": {}, "correlations": []})
     flags = profile.engine_flags.changed(async_scheduling=False)  # else the engine sleeps before the next request
-    alone = profile.model_copy(
-        update={"coefficients": coefficients, "hold_out": [], "fit": [], "engine_flags": flags}
-    )
+    alone = profile.model_copy(update={"coefficients": coefficients, "hold_out": [], "fit": [], "engine_flags": flags})
     lone = Workload(ClosedLoop(1), SHAPE, 20)
     expected = 1.645 * np.hypot(0.02, LEAST_ERROR)
     for name in ("p50_itl", "p50_ttft", "p99_e2el", "output_throughput"):
