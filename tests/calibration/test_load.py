@@ -233,6 +233,7 @@ def test_a_stream_that_hangs_is_given_up(tokens: int) -> None:
     assert level.requests["error"].tolist() == ["timeout"] * 2
 
 
+@pytest.mark.slow
 def test_a_long_stream_that_moves_is_not_given_up() -> None:
     with serve(Manners(token_seconds=0.05)) as server:
         level = measure(server, closed(1, 1, output=20), replace(SHORT, first_token=1.0))
@@ -325,6 +326,7 @@ def test_every_request_is_recorded_with_its_times_and_counts() -> None:
     assert records["counted_output_tokens"].tolist() == records["asked_output_tokens"].tolist() == [16] * 6
 
 
+@pytest.mark.slow
 def test_progress_is_told_as_it_comes() -> None:
     told: list[Progress] = []
     with serve(Manners(token_seconds=0.02)) as server:
@@ -333,6 +335,7 @@ def test_progress_is_told_as_it_comes() -> None:
     assert 0 < told[len(told) // 2].tokens_done < 32
 
 
+@pytest.mark.slow
 def test_load_ends_with_whoever_wanted_it() -> None:
     """The process that asked is killed outright: its clients stop too, and the server is free again."""
     with serve(Manners(token_seconds=0.05)) as server:

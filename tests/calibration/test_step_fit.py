@@ -73,6 +73,7 @@ def test_weights_are_found_only_where_computing_hides_behind_them(name: str) -> 
     assert found.dropped == (SERVERS[name].weights == 0)
 
 
+@pytest.mark.slow
 def test_padding_and_missing_graphs_are_found_where_batches_show_them() -> None:
     step_time = StepTime(10e-3, 20e-6, 40e-9, 50e-6, 1e-9, per_padded_sequence=50e-6, without_graph=2e-3)
     wide = FLAGS.changed(max_num_seqs=1024, max_num_batched_tokens=1024, num_gpu_blocks=10_000)
@@ -100,6 +101,7 @@ def test_what_the_data_do_not_tell_is_held_at_its_prior_and_named() -> None:
     assert not told.held, "where the data tell it, no prior is needed"
 
 
+@pytest.mark.slow
 def test_a_level_that_the_fit_never_saw_is_predicted() -> None:
     step_time = SERVERS["like an RTX 4090"]
     levels = [

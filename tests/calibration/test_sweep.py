@@ -135,6 +135,7 @@ def test_the_repeat_comes_last_and_is_the_same_load() -> None:
     assert few.levels[-1].concurrency == 2
 
 
+@pytest.mark.slow
 def test_a_sweep_saves_what_it_returns(tmp_path: Path) -> None:
     plan = SweepPlan((closed(1, 2), closed(2, 4)), warm_up=(closed(1, 1),))
     told: list[SweepProgress] = []
@@ -173,6 +174,7 @@ def test_the_estimate_is_sensible_from_the_first_request_on(tmp_path: Path) -> N
     assert levels[-1].remaining == pytest.approx(0, abs=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_sweep_keeps_its_finished_levels(tmp_path: Path, how: signal.Signals) -> None:
     script = (
@@ -220,6 +222,7 @@ def test_a_server_that_fails_in_the_warm_up_leaves_no_folder(tmp_path: Path) -> 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_server_that_fails_later_ends_the_sweep_and_keeps_the_rest(tmp_path: Path) -> None:
     def break_down(step: SweepProgress) -> None:
         if step.level == 2 and step.requests_done == 1:
@@ -252,6 +255,7 @@ def interrupted(folder: Path, server_url: str, plan: SweepPlan, after: int) -> N
     assert len(load_run(folder).levels) == after
 
 
+@pytest.mark.slow
 def test_a_resumed_sweep_keeps_what_was_finished_and_measures_the_rest(tmp_path: Path) -> None:
     plan = SweepPlan((closed(1, 2), closed(2, 4), closed(3, 3)), warm_up=(closed(1, 1),))
     with serve() as server:
@@ -286,6 +290,7 @@ def test_a_resumed_repeat_has_as_many_requests_as_what_it_repeats(tmp_path: Path
     assert run.levels[-1].workload == run.levels[1].workload
 
 
+@pytest.mark.slow
 def test_another_plan_or_another_server_is_not_continued(tmp_path: Path) -> None:
     plan = SweepPlan((closed(1, 2), closed(2, 2)))
     with serve() as server:
@@ -302,6 +307,7 @@ def test_another_plan_or_another_server_is_not_continued(tmp_path: Path) -> None
         assert len(run_sweep(almost, plan, tmp_path / "run", resume=True).levels) == 2
 
 
+@pytest.mark.slow
 def test_a_sweep_can_choose_its_levels_as_it_goes(tmp_path: Path) -> None:
     told: list[tuple[int, bool]] = []
 

@@ -180,6 +180,7 @@ def test_predict_moves_to_another_gpu_as_well() -> None:
     assert there["output_throughput"][0] > 1.5 * here["output_throughput"][0]
 
 
+@pytest.mark.slow
 def test_a_figure_is_drawn_and_the_same_each_time(profile_file: Path, tmp_path: Path) -> None:
     drawn = []
     for name in ("a.svg", "b.svg", "bars.png"):

@@ -151,6 +151,7 @@ def assert_same_bytes(serial: Serial, workers: Workers, path: Path) -> None:
     assert sorted_lines(path / "results.jsonl") == serial.results
 
 
+@pytest.mark.slow
 def test_two_processes_find_the_same(serial: Serial, tmp_path: Path) -> None:
     assert_same_bytes(serial, Workers(jobs=2), tmp_path)
 
