@@ -13,7 +13,7 @@ from simulator.cuda_graphs import DecodeGraphs
 from simulator.recorder import Recorder
 from simulator.request import Request
 from simulator.scheduler import Scheduler
-from simulator.step import Step
+from simulator.step import Step, Work
 from simulator.step_time import StepTime
 
 IDLE_SLEEP = 1e-3  # s; vLLM's loop sleeps this long after a step without tokens while requests are left
@@ -111,6 +111,8 @@ class EngineCore:
             if math.isnan(request.scheduled):
                 request.scheduled = self.now
         end = self.now
+        if step.chunks:
+            step.work = Work(step.chunks)
         if not step.is_empty:
             end = self._device_free = max(self._device_free, self.now) + self._duration(step)
         self._in_flight.append((step, end))
@@ -118,17 +120,15 @@ class EngineCore:
 
     def _duration(self, step: Step) -> float:
         """Seconds that a step takes."""
-        sequences, kv_tokens = step.decodes, step.decode_kv_tokens
-        if not step.chunks:
-            return self._decode_duration(sequences, kv_tokens)
-        prefill_tokens, attention = 0, 0.0
-        for chunk in step.chunks:
-            if chunk.is_prefill:
-                prefill_tokens += chunk.tokens
-                attention += chunk.tokens * (chunk.context + chunk.tokens / 2)
-            else:
-                kv_tokens += chunk.context
-        return self.step_time.duration(sequences + len(step.chunks), kv_tokens, prefill_tokens, attention)
+        work = step.work
+        if work is None:
+            return self._decode_duration(step.decodes, step.decode_kv_tokens)
+        return self.step_time.duration(
+            step.decodes + len(step.chunks),
+            step.decode_kv_tokens + work.kv_tokens,
+            work.prefill_tokens,
+            work.prefill_attention,
+        )
 
     def _decode_duration(self, sequences: int, kv_tokens: int) -> float:
         """Seconds of a step in which `sequences` sequences decode and nothing else happens."""
@@ -145,7 +145,7 @@ class EngineCore:
             self.recorder.record_gap(now, now - self._last_output, step.tokens_out)
         if not step.is_empty:
             self._last_output = now
-        prompt_tokens = sum([chunk.tokens for chunk in step.chunks if chunk.is_prefill])
+        prompt_tokens = step.work.prefill_tokens if step.work else 0
         if prompt_tokens:
             self.recorder.record_prompts(now, prompt_tokens)
         for request in step.joined:

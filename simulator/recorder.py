@@ -66,8 +66,10 @@ class Recorder:
 
     def record_state(self, time: float, scheduler: Scheduler, step: Step) -> None:
         """Both gauges of concurrency as a step is planned, and what the step does."""
-        if step.chunks:
-            self._record_chunks(step)
+        if work := step.work:
+            row, chunks = len(self._states) // STATE_WIDTH, len(step.chunks)
+            done = (work.kv_tokens, work.tokens, work.prefill_tokens, work.prefill_attention)
+            self._chunks.extend((row, chunks, *done))
         self._states.extend(
             (
                 time,
@@ -79,20 +81,6 @@ class Recorder:
                 step.decode_kv_tokens,
             )
         )
-
-    def _record_chunks(self, step: Step) -> None:
-        """The work of a step's chunks, counted as `simulator.step_time.StepTime.duration` does."""
-        kv_tokens = prefill = tokens = 0
-        attention = 0.0
-        for chunk in step.chunks:
-            tokens += chunk.tokens
-            if chunk.is_prefill:
-                prefill += chunk.tokens
-                attention += chunk.tokens * (chunk.context + chunk.tokens / 2)
-            else:
-                kv_tokens += chunk.context
-        row = len(self._states) // STATE_WIDTH
-        self._chunks.extend((row, len(step.chunks), kv_tokens, tokens, prefill, attention))
 
     def requests(self) -> pd.DataFrame:
         """One row a request, in the order of sending."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from simulator.request import Request
 
 
@@ -21,6 +23,31 @@ class Chunk:
         return self.tokens > 1 or self.context < self.request.prompt_tokens
 
 
+class Work:
+    """What the chunks of a step compute.
+
+    Attributes
+        tokens: what ``--max-num-batched-tokens`` limits
+        prefill_tokens, prefill_attention: prompt tokens, and the sum of t * (context + t / 2) over their chunks
+        kv_tokens: context that the other chunks read
+    """
+
+    __slots__ = ("kv_tokens", "prefill_attention", "prefill_tokens", "tokens")
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        kv_tokens = tokens = prefill_tokens = 0
+        attention = 0.0
+        for chunk in chunks:
+            tokens += chunk.tokens
+            if chunk.is_prefill:
+                prefill_tokens += chunk.tokens
+                attention += chunk.tokens * (chunk.context + chunk.tokens / 2)
+            else:
+                kv_tokens += chunk.context
+        self.kv_tokens, self.tokens = kv_tokens, tokens
+        self.prefill_tokens, self.prefill_attention = prefill_tokens, attention
+
+
 class Step:
     """One step of the engine, as planned.
 
@@ -33,6 +60,7 @@ class Step:
         finishing: requests of the batch whose last token this step samples
         left: requests that fell out of the batch in this step, before their end
         tokens_out: tokens that the batch delivers with this step
+        work: of the chunks; the engine adds it up once the step is planned, None without chunks
     """
 
     __slots__ = (
@@ -46,12 +74,14 @@ class Step:
         "preempted",
         "samplers",
         "tokens_out",
+        "work",
     )
 
     def __init__(self) -> None:
         self.decodes = 0
         self.decode_kv_tokens = 0
         self.tokens_out = 0
+        self.work: Work | None = None
         self.chunks: list[Chunk] = []
         self.admitted: list[Request] = []
         self.preempted: list[Request] = []
