@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from capsim.options import LOAD
+from capsim.options import (
+    LOAD,
+    Burstiness,
+    Concurrency,
+    InputLen,
+    OutputLen,
+    RangeRatio,
+    RequestRate,
+    Seed,
+    Shapes,
+    integers,
+    reals,
+    request_shapes,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from simulator.levels import Levels
@@ -79,6 +93,31 @@ Speed = Annotated[
     typer.Option(metavar="X", help="Play the trace X times as fast as recorded.", rich_help_panel=LOAD),
 ]
 
+NumPrompts = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Requests of each level; 1000, or a whole trace.", rich_help_panel=LOAD),
+]
+
+# with their defaults, for `with_load`
+LOAD_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "concurrency": (Concurrency, None),
+    "request_rate": (RequestRate, None),
+    "burstiness": (Burstiness, 1.0),
+    "input_len": (InputLen, None),
+    "output_len": (OutputLen, None),
+    "range_ratio": (RangeRatio, 0.0),
+    "shapes": (Shapes, None),
+    "sessions": (SessionsText, None),
+    "trace": (TraceFile, None),
+    "trace_format": (TraceFormat, None),
+    "speed": (Speed, None),
+    "think_time": (ThinkTimeText, None),
+    "rate_curve": (RateCurveText, None),
+    "max_in_flight": (MaxInFlight, None),
+    "num_prompts": (NumPrompts, None),
+    "duration": (DurationText, None),
+    "seed": (Seed, 0),
+}
 
 # what an error of `simulator.levels` names, as it is typed
 _TYPED = {
@@ -94,6 +133,44 @@ _TYPED = {
     "speed": "--speed",
     "a trace": "--trace",
 }
+
+
+def with_load(default: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of a load; its parameter `loads` gets the levels, those of `default` clients where no
+    other are stated."""
+    return lambda command: with_options(command, "loads", LOAD_OPTIONS, lambda values: _stated_loads(values, default))
+
+
+def _stated_loads(values: Mapping[str, Any], default: str) -> list[Load]:
+    """The levels that the values of `LOAD_OPTIONS` state."""
+    from simulator.arrivals import parse_curve, parse_seconds, parse_think_time
+    from simulator.levels import Levels
+
+    clients, rates, trace = values["concurrency"], values["request_rate"], values["trace"]
+    if clients is None and rates is None and trace is None:
+        clients = default
+    burstiness, range_ratio, shapes = values["burstiness"], values["range_ratio"], values["shapes"]
+    input_len, output_len = values["input_len"], values["output_len"]
+    levels = Levels(
+        concurrency=None if clients is None else integers("--concurrency", clients),
+        request_rate=None if rates is None else reals("--request-rate", rates),
+        burstiness=None if trace is not None and burstiness == 1 else burstiness,  # a trace keeps its pattern
+        think_time=parsed("--think-time", values["think_time"], parse_think_time),
+        max_concurrency=values["max_in_flight"],
+        rate_curve=parsed("--rate-curve", values["rate_curve"], parse_curve),
+        num_prompts=values["num_prompts"],
+        duration=parsed("--duration", values["duration"], parse_seconds),
+        speed=values["speed"],
+        seed=values["seed"],
+    )
+    return planned_load(
+        levels,
+        shapes=lambda: request_shapes(input_len, output_len, range_ratio, shapes),
+        sessions=values["sessions"],
+        trace=trace,
+        trace_format=values["trace_format"],
+        plain=input_len is None and output_len is None and not range_ratio and shapes is None,
+    )
 
 
 def parsed(option: str, text: str | None, parse: Callable[[str], Value]) -> Value | None:

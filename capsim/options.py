@@ -177,23 +177,34 @@ ENGINE_SWITCHES = {
 
 def with_engine_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options above; its parameter `flags` gets those that were set, by the option's name."""
+    options = {name: (option, None) for name, option in ENGINE_FLAGS.items()}
+    switches = {name: (option, False) for name, option in ENGINE_SWITCHES.items()}
+    return with_options(command, "flags", options | switches, _set_flags)
+
+
+def with_options(
+    command: Callable[..., None],
+    parameter: str,
+    options: Mapping[str, tuple[Any, Any]],
+    read: Callable[[Mapping[str, Any]], object],
+) -> Callable[..., None]:
+    """Give a command `options`, each with its type and its default, in place of a parameter that gets what `read`
+    makes of their values."""
     own = inspect.signature(command, eval_str=True)
-    kept = [parameter for name, parameter in own.parameters.items() if name != "flags"]
-    added = [_option(name, None, option) for name, option in ENGINE_FLAGS.items()]
-    added += [_option(name, False, option) for name, option in ENGINE_SWITCHES.items()]
+    kept = [one for name, one in own.parameters.items() if name != parameter]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (annotation, default) in options.items()
+    ]
 
     @functools.wraps(command)
-    def with_flags(**values: Any) -> None:
-        command(**{name: values[name] for name in own.parameters if name != "flags"}, flags=_set_flags(values))
+    def with_them(**values: Any) -> None:
+        command(**{one.name: values[one.name] for one in kept}, **{parameter: read(values)})
 
     # Typer reads the options from here
-    with_flags.__signature__ = inspect.Signature([*kept, *added])  # type: ignore[attr-defined]
-    with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in [*kept, *added]}
-    return with_flags
-
-
-def _option(name: str, default: object, annotation: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    with_them.__signature__ = inspect.Signature([*kept, *added])  # type: ignore[attr-defined]
+    with_them.__annotations__ = {one.name: one.annotation for one in [*kept, *added]}
+    return with_them
 
 
 def _set_flags(values: Mapping[str, Any]) -> dict[str, Any]:

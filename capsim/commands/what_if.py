@@ -3,43 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from capsim.completion import complete_model
-from capsim.load_options import (
-    DurationText,
-    MaxInFlight,
-    RateCurveText,
-    SessionsText,
-    Speed,
-    ThinkTimeText,
-    TraceFile,
-    TraceFormat,
-    parsed,
-    planned_load,
-)
+from capsim.load_options import with_load
 from capsim.options import (
-    LOAD,
     OUTPUT,
     SERVER,
     AsCsv,
     AsJson,
-    Burstiness,
-    Concurrency,
-    InputLen,
     Intervals,
-    OutputLen,
     ProfileName,
-    RangeRatio,
-    RequestRate,
-    Seed,
-    Shapes,
     Targets,
-    integers,
-    reals,
-    request_shapes,
 )
 
 if TYPE_CHECKING:
@@ -54,6 +31,7 @@ if TYPE_CHECKING:
 LEVELS = "8,32,128"  # clients
 
 
+@with_load(LEVELS)
 def what_if(
     profile: ProfileName,
     *,
@@ -73,26 +51,6 @@ def what_if(
         str | None,
         typer.Option("--baseline", metavar="FLAGS", help="What to compare with; the measured server unless given."),
     ] = None,
-    concurrency: Concurrency = None,
-    request_rate: RequestRate = None,
-    burstiness: Burstiness = 1.0,
-    input_len: InputLen = None,
-    output_len: OutputLen = None,
-    range_ratio: RangeRatio = 0.0,
-    shapes: Shapes = None,
-    sessions: SessionsText = None,
-    trace: TraceFile = None,
-    trace_format: TraceFormat = None,
-    speed: Speed = None,
-    think_time: ThinkTimeText = None,
-    rate_curve: RateCurveText = None,
-    max_in_flight: MaxInFlight = None,
-    num_prompts: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Requests of each level; 1000, or a whole trace.", rich_help_panel=LOAD),
-    ] = None,
-    duration: DurationText = None,
-    seed: Seed = 0,
     server_log: Annotated[
         Path | None,
         typer.Option(
@@ -129,38 +87,15 @@ def what_if(
     ] = None,
     as_json: AsJson = False,
     as_csv: AsCsv = False,
+    loads: list[Any],
 ) -> None:
     """Compare other flags, or another GPU, with the measured server under the same load, and say why."""
     from capsim.output import Output
     from capsim.shipped import find_profile
     from capsim.what_if_answer import WhatIfAnswer
     from simulator.alternative import BASELINE, Alternative
-    from simulator.arrivals import parse_curve, parse_seconds, parse_think_time
-    from simulator.levels import Levels
     from simulator.targets import parse_targets
 
-    if concurrency is None and request_rate is None and trace is None:
-        concurrency = LEVELS
-    levels = Levels(
-        concurrency=None if concurrency is None else integers("--concurrency", concurrency),
-        request_rate=None if request_rate is None else reals("--request-rate", request_rate),
-        burstiness=None if trace is not None and burstiness == 1 else burstiness,  # a trace keeps its pattern
-        think_time=parsed("--think-time", think_time, parse_think_time),
-        max_concurrency=max_in_flight,
-        rate_curve=parsed("--rate-curve", rate_curve, parse_curve),
-        num_prompts=num_prompts,
-        duration=parsed("--duration", duration, parse_seconds),
-        speed=speed,
-        seed=seed,
-    )
-    loads = planned_load(
-        levels,
-        shapes=lambda: request_shapes(input_len, output_len, range_ratio, shapes),
-        sessions=sessions,
-        trace=trace,
-        trace_format=trace_format,
-        plain=input_len is None and output_len is None and not range_ratio and shapes is None,
-    )
     output = Output(as_json, as_csv, targets=parse_targets(slo) if slo else {})
     _check_figure(figure)
     lines = _lines(alt or [], alt_file)
