@@ -23,8 +23,8 @@ from calibration.clients import Job
 from calibration.dialect import Dialect
 from calibration.endpoint import Endpoint
 from calibration.load import level_of, record_apart
-from simulator.percentiles import weighted_percentiles
-from simulator.workload import ClosedLoop, Length, Shape, Workload
+from simulator.loads.workload import ClosedLoop, Length, Shape, Workload
+from simulator.results.percentiles import weighted_percentiles
 
 PROMPT, OUTPUT, ROUNDS = 64, 200, 2  # tokens, tokens, requests a client
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simulator.engine_flags import EngineFlags
-from simulator.step_time import HostTime, StepTime
-from simulator.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.loads.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
 
 # an RTX 4090 with a 7B model, about
 STEP_TIME = StepTime(15.7e-3, 35e-6, 62e-9, 80e-6, 3.1e-9)

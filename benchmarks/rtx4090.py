@@ -26,12 +26,12 @@ from pathlib import Path
 from calibration.aggregate_fit import HOST_TERMS, AggregateFit, fit_figures
 from calibration.roofline import GpuFacts, ModelFacts, Prior, roofline_priors
 from calibration.trial import Figure, figure_of
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.loads.workload import ClosedLoop, Length, Shape, Workload
 from simulator.profile import Coefficient, Coefficients, LevelErrors, MeasuredRange, Profile, Provenance
-from simulator.run import Level
-from simulator.step_time import HostTime, StepTime
-from simulator.workload import ClosedLoop, Length, Shape, Workload
+from simulator.results.run import Level
 
 PROFILE = Path(__file__).parents[1] / "scenarios" / "profiles" / "rtx4090-qwen2.5-7b.yaml"
 

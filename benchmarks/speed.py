@@ -36,12 +36,12 @@ from typing import Any, cast
 
 from benchmarks import loads
 from benchmarks.loads import FLAGS, HOST_TIME, STEP_TIME, TIGHT_FLAGS
-from simulator.engine import play
-from simulator.engine_flags import EngineFlags
-from simulator.run import Level
-from simulator.summary import Summary, summarize
-from simulator.trace_files import read_trace
-from simulator.workload import Load
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.simulation import play
+from simulator.loads.trace_files import read_trace
+from simulator.loads.workload import Load
+from simulator.results.run import Level
+from simulator.results.summary import Summary, summarize
 
 MILLION = 1_000_000
 ROOT = Path(__file__).parents[1]

@@ -33,7 +33,7 @@ from time import perf_counter, process_time
 import numpy as np
 import numpy.typing as npt
 
-from simulator.engine_flags import EngineFlags
+from simulator.engine.engine_flags import EngineFlags
 from simulator.profile import Coefficient, Coefficients, MeasuredRange, Profile
 from tests.live.server import ahead_of_others
 

@@ -17,8 +17,8 @@ from scipy.optimize import least_squares
 
 from calibration.roofline import Prior
 from calibration.trial import Array, Figure, Trial
-from simulator.engine_flags import EngineFlags
-from simulator.step_time import HostTime, StepTime
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.step_time import HostTime, StepTime
 
 TRIAL_STEP = 0.01  # relative; below it a percentile may not move, since a simulated level is made of whole steps
 IDENTIFIED = 0.5  # a coefficient is identified if the figures shrink its prior's uncertainty below this share

@@ -25,7 +25,7 @@ from calibration.dialect import Dialect, learn_dialect
 from calibration.endpoint import Endpoint, EndpointError, headers
 from calibration.metrics import GAUGES_PATH, MetricsSnapshot, only_gauges, parse_metrics
 from calibration.stream import PATIENCE, Answer, Patience, ask
-from simulator.workload import Load
+from simulator.loads.workload import Load
 
 LAG_EVERY = 0.01  # s
 PROGRESS_EVERY = 0.25  # s

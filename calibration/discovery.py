@@ -23,7 +23,7 @@ from calibration.endpoint import Endpoint, headers
 from calibration.gpu import GpuReading, fetch
 from calibration.server_flags import Found, ServerFlags, endpoint_facts, resolve_flags, stated_flags, told
 from calibration.server_log import ServerLog
-from simulator.run import Level, Run
+from simulator.results.run import Level, Run
 
 GIB = 1 << 30
 POOL_MARGIN = 0.02  # share of the KV pool that may not be free although it seems so: gauges lag behind by a step
@@ -100,7 +100,7 @@ def discover_flags(
     """What is known of the server at `endpoint`, and from where.
 
     `stated` are the flags that its owner names, `info` is what `server_info` gave, `fingerprint` the system fingerprint
-    of an answer, and `run` a measurement of this server. Raises `simulator.engine_flags.FlagError`.
+    of an answer, and `run` a measurement of this server. Raises `simulator.engine.engine_flags.FlagError`.
     """
     says = _known(endpoint_facts(endpoint)) | _known(fingerprint_facts(fingerprint)) | _known(info_facts(info or {}))
     kind = gpus.kind if gpus else None

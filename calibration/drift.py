@@ -19,13 +19,13 @@ from calibration.next_level import Array, Expected, expected
 from calibration.step_rows import TERMS
 from calibration.sweep_plan import LEAST_PER_CLIENT, LEAST_PER_LEVEL, SweepPlan, closed_level, warm_up_of
 from calibration.validate import METRICS, differences, flags_of
-from simulator.engine_flags import EngineFlags
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.step_time import StepTime
+from simulator.loads.workload import Load, Workload
 from simulator.prediction import predict
 from simulator.profile import Profile
-from simulator.run import Level, Run
-from simulator.step_time import StepTime
-from simulator.summary import summarize
-from simulator.workload import Load, Workload
+from simulator.results.run import Level, Run
+from simulator.results.summary import summarize
 
 JUDGED = ("output_throughput", "p50_ttft", "p50_tpot", "p50_itl", "p50_e2el")
 LEAST_ALLOWED = 0.02  # relative; two starts of the same server differ by as much

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from simulator.run import Level, Run
-from simulator.summary import LATENCIES, PERCENTILES, Summary, summarize
-from simulator.workload import Load, OpenLoop, Workload
+from simulator.loads.workload import Load, OpenLoop, Workload
+from simulator.results.run import Level, Run
+from simulator.results.summary import LATENCIES, PERCENTILES, Summary, summarize
 
 NOT_METADATA = ("model", "source", "source_version", "metadata", "url")
 

@@ -13,9 +13,9 @@ from calibration.step_fit import FitError, StepTimeFit, fit_step_time
 from calibration.step_rows import observations
 from calibration.sweep_plan import is_probe
 from calibration.validate import noise_floor, validate
-from simulator.engine_flags import EngineFlags
+from simulator.engine.engine_flags import EngineFlags
 from simulator.profile import Coefficient, Coefficients, LevelErrors, MeasuredRange, Profile, Provenance
-from simulator.run import Level, Run
+from simulator.results.run import Level, Run
 
 REPORTED = (
     "output_throughput",

@@ -11,7 +11,7 @@ import pandas as pd
 from calibration.clients import Job, Recording
 from calibration.metrics import MetricsSnapshot
 from calibration.stream import Answer
-from simulator.percentiles import weighted_percentiles
+from simulator.results.percentiles import weighted_percentiles
 
 LAG_SHARE = 0.2  # of the median token gap; a client later than that blurs what it measures
 CPU_SHARE = 0.8  # of a core

@@ -17,9 +17,9 @@ from calibration.endpoint import Endpoint
 from calibration.level_notes import notes_of
 from calibration.metrics import SumCount, parse_metrics
 from calibration.stream import PATIENCE, Answer, Patience
-from simulator.resampling import resampled_intervals
-from simulator.run import GAP_COLUMNS, RECORD_COLUMNS, REQUEST_COLUMNS, TIMELINE_COLUMNS, TOKEN_COLUMNS, Level
-from simulator.workload import Load
+from simulator.loads.workload import Load
+from simulator.results.resampling import resampled_intervals
+from simulator.results.run import GAP_COLUMNS, RECORD_COLUMNS, REQUEST_COLUMNS, TIMELINE_COLUMNS, TOKEN_COLUMNS, Level
 
 __all__ = ["level_of", "play", "record_apart"]
 

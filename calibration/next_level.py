@@ -28,11 +28,11 @@ from calibration.sweep_plan import (
     probe_levels,
     warm_up_of,
 )
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags
-from simulator.run import TOKEN_COLUMNS, Level
-from simulator.step_time import HostTime, StepTime
-from simulator.workload import ClosedLoop, Length, Shape, Workload
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.loads.workload import ClosedLoop, Length, Shape, Workload
+from simulator.results.run import TOKEN_COLUMNS, Level
 
 START_LONE, START_PER_CLIENT = 4, 2  # requests of the start set: of a lone client, and of each in the loaded level
 START_REPEATS = 3  # of each lone prompt

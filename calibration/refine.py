@@ -23,11 +23,11 @@ import numpy as np
 
 from calibration.step_fit import SERIAL_SHARE, Coefficient, StepTimeFit
 from calibration.trial import Array, Figure, Trial
-from simulator.engine_flags import EngineFlags
-from simulator.resampling import resampled_intervals
-from simulator.run import Level
-from simulator.step_time import HostTime, StepTime
-from simulator.summary import summarize
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.results.resampling import resampled_intervals
+from simulator.results.run import Level
+from simulator.results.summary import summarize
 from simulator.uncertainty import NORMAL_90, covariance_root
 
 # relative errors that even the right coefficients leave, by metric: the model is no more exact than this

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from calibration.sweep_plan import SweepPlan
-from simulator.run import Level, Run
-from simulator.run_files import load_run
-from simulator.workload import Workload
+from simulator.loads.workload import Workload
+from simulator.results.run import Level, Run
+from simulator.results.run_files import load_run
 
 SAME = (
     "model",
@@ -39,7 +39,8 @@ def resumed_run(folder: str | Path, server: Mapping[str, object], plan: SweepPla
     """The run in `folder` with its finished levels; None where nothing has been kept there yet.
 
     An `open_ended` sweep chooses levels as it goes, so that the folder may hold more than `plan` has. Raises
-    `ResumeError` where it was another sweep or another server, and `simulator.run_files.RunFileError` where it is none.
+    `ResumeError` where it was another sweep or another server, and `simulator.results.run_files.RunFileError` where it
+    is none.
     """
     folder = Path(folder)
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):

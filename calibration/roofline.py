@@ -1,8 +1,8 @@
 """Step-time coefficients from data sheets: what is known of a model on a GPU before anything is measured.
 
 A term that moves memory takes bytes / bandwidth, one that computes takes operations / rate, each divided by the share
-of the peak that real kernels reach. The terms are those of `simulator.step_time.StepTime`, so a profile can be moved to
-another GPU term by term. What launches kernels or runs on the host has no roofline.
+of the peak that real kernels reach. The terms are those of `simulator.engine.step_time.StepTime`, so a profile can be
+moved to another GPU term by term. What launches kernels or runs on the host has no roofline.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from simulator.gpus import GpuError, find_gpu
-from simulator.step_time import StepTime
+from simulator.engine.step_time import StepTime
+from simulator.hardware.gpus import GpuError, find_gpu
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,8 @@ def roofline_priors(model: ModelFacts, gpu: GpuFacts, efficiency: Efficiency | N
 def server_priors(server: Mapping[str, object]) -> dict[str, Prior]:
     """What is known of a measured server's coefficients from the GPU and the KV cache that it tells of, if it does.
 
-    `server` is that of a `simulator.run.Run`. A KV token's cost is what short requests of one length cannot tell.
+    `server` is that of a `simulator.results.run.Run`. A KV token's cost is what short requests of one length cannot
+    tell.
     """
     kv_bytes, name = server.get("kv_bytes_per_token"), server.get("gpu")
     if not isinstance(kv_bytes, int) or kv_bytes <= 0 or not name or server.get("tensor_parallel_size", 1) != 1:

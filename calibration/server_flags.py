@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from calibration.endpoint import Endpoint
-from simulator.engine_flags import EngineFlags, FlagError
-from simulator.vllm_flags import parse_flags
+from simulator.engine.engine_flags import EngineFlags, FlagError
+from simulator.flags.vllm_flags import parse_flags
 
 NEWEST = "0.32.0"
 MAX_MODEL_LEN = 32768
@@ -75,7 +75,7 @@ class ServerFlags:
 
 
 def stated_flags(given: Mapping[str, object]) -> dict[str, Found]:
-    """What the user states, under vLLM's names. Raises `simulator.engine_flags.FlagError`."""
+    """What the user states, under vLLM's names. Raises `simulator.engine.engine_flags.FlagError`."""
     stated = parse_flags(given)
     if "kv_cache_memory_bytes" in stated:
         raise FlagError("the KV pool is taken from the server; where it does not tell, give --num-gpu-blocks-override")
@@ -103,7 +103,7 @@ def endpoint_facts(endpoint: Endpoint) -> dict[str, Any]:
 def resolve_flags(*sources: Mapping[str, Found]) -> ServerFlags:
     """One value for every flag: the first of `sources` that tells it wins, vLLM's defaults fill in the rest.
 
-    Raises `simulator.engine_flags.FlagError` where values cannot hold together.
+    Raises `simulator.engine.engine_flags.FlagError` where values cannot hold together.
     """
     found: dict[str, Found] = {}
     contradictions = []

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from calibration.server_flags import blocks_of, resolve_flags, told
 from calibration.server_log import ServerLog
-from simulator.engine_flags import EngineFlags
-from simulator.gpus import GIB, Gpu
-from simulator.kv_layout import KvLayout, plain_layout
-from simulator.memory import BUFFER, MemoryAccount, MemoryFlags, kv_layout_of
-from simulator.model_config import ModelArchitecture, ModelError, find_model
+from simulator.engine.engine_flags import EngineFlags
+from simulator.hardware.gpus import GIB, Gpu
+from simulator.hardware.kv_layout import KvLayout, plain_layout
+from simulator.hardware.memory import BUFFER, MemoryAccount, MemoryFlags, kv_layout_of
+from simulator.hardware.model_config import ModelArchitecture, ModelError, find_model
 
 ROUNDING = 0.03  # GiB; the log's numbers have two decimals each
 

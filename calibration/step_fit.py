@@ -18,10 +18,10 @@ from calibration.roofline import Prior
 from calibration.step_rows import DECODE, HOST_TERMS, KINDS, LONE, TERMS, Observations, observations
 from calibration.steps import reconstruct, stream_gaps
 from calibration.sweep_plan import is_probe
-from simulator.cuda_graphs import DecodeGraphs
-from simulator.engine_flags import EngineFlags
-from simulator.run import Level
-from simulator.step_time import NOISE_PERCENTILES, HostTime, StepTime
+from simulator.engine.cuda_graphs import DecodeGraphs
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.step_time import NOISE_PERCENTILES, HostTime, StepTime
+from simulator.results.run import Level
 
 # Terms that most servers do not show: dropped unless they are this many standard errors above zero. The others are
 # never dropped, however vague: two of them may share what only their sum tells, and dropping one would give the other

@@ -1,7 +1,7 @@
 """What a fit of step times is held against: one row for what was observed, its terms and its seconds.
 
-Every row is a sum over whole engine steps, so it is linear in the coefficients of `simulator.step_time` but for the
-computing that overlaps with the reading of weights, for which `Observations` keeps the tokens of every step.
+Every row is a sum over whole engine steps, so it is linear in the coefficients of `simulator.engine.step_time` but for
+the computing that overlaps with the reading of weights, for which `Observations` keeps the tokens of every step.
 
 A step with many prompt tokens reaches the clients late, by 1 to 3 us a prompt token on vLLM 0.32, and the next one does
 not: its gap is too long, the next gap is too short by as much. So a step with prompt tokens is observed together with
@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.steps import all_steps, streams
-from simulator.cuda_graphs import DecodeGraphs
-from simulator.engine_flags import EngineFlags
-from simulator.run import Level
+from simulator.engine.cuda_graphs import DecodeGraphs
+from simulator.engine.engine_flags import EngineFlags
+from simulator.results.run import Level
 
 TERMS = (
     "constant",

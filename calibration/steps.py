@@ -13,8 +13,8 @@ from statistics import median
 import numpy as np
 import pandas as pd
 
-from simulator.engine_flags import EngineFlags
-from simulator.run import Level
+from simulator.engine.engine_flags import EngineFlags
+from simulator.results.run import Level
 
 STEP_COLUMNS = {
     "time": "float64",  # s, when its tokens arrived

@@ -17,9 +17,9 @@ from calibration.load import level_of
 from calibration.resume import resumed_run, with_kept_counts
 from calibration.stream import PATIENCE, Patience
 from calibration.sweep_plan import Pace, SweepPlan, fitted_levels, plan_sweep
-from simulator.run import Level, Run
-from simulator.run_files import append_level, check_free, start_run
-from simulator.workload import ClosedLoop, Workload
+from simulator.loads.workload import ClosedLoop, Workload
+from simulator.results.run import Level, Run
+from simulator.results.run_files import append_level, check_free, start_run
 
 __all__ = ["NextLevel", "Pace", "SweepPlan", "SweepProgress", "plan_sweep", "run_sweep"]
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from simulator.run import Level
-from simulator.workload import ClosedLoop, Length, Load, OpenLoop, Shape, Workload
+from simulator.loads.workload import ClosedLoop, Length, Load, OpenLoop, Shape, Workload
+from simulator.results.run import Level
 
 PROBE_LENGTHS = (64, 256, 512, 1024, 2048, 4096, 8192)  # tokens of the prompts that are measured alone
 UNTOLD_LENGTH = 4096  # tokens; no longer prompt is tried where the server does not tell its longest

@@ -13,12 +13,12 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags
-from simulator.run import Level
-from simulator.step_time import HostTime, StepTime
-from simulator.summary import summarize
-from simulator.workload import Load, Workload
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.loads.workload import Load, Workload
+from simulator.results.run import Level
+from simulator.results.summary import summarize
 
 Array = npt.NDArray[np.float64]
 Measure = Callable[[Level], float]
@@ -30,7 +30,8 @@ class Figure:
 
     Attributes
         workload: a `Workload`, a recorded trace, or any other load
-        metric: a name of `simulator.summary.Summary.flat`, or ``p50_decode_time``: first to last token of a request
+        metric: a name of `simulator.results.summary.Summary.flat`, or ``p50_decode_time``: first to last token of a
+            request
         value: seconds, tokens a second, or whatever the metric counts
         uncertainty: relative standard error, rounding included
         flags: of the server that this number was measured on, where it differs from the other figures'

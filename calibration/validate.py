@@ -14,12 +14,12 @@ from typing import Any
 
 import pandas as pd
 
-from simulator.engine_flags import EngineFlags
+from simulator.engine.engine_flags import EngineFlags
+from simulator.loads.workload import Load, Workload
 from simulator.prediction import predict
 from simulator.profile import Profile
-from simulator.run import Level, Run
-from simulator.summary import summarize
-from simulator.workload import Load, Workload
+from simulator.results.run import Level, Run
+from simulator.results.summary import summarize
 
 METRICS = (
     "output_throughput",

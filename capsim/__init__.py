@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from calibration.validate import validate
     from capsim.figures.notebook import picture
     from capsim.shipped import find_profile, find_scenario
-    from simulator.alternative import Alternative, alternative
-    from simulator.ceilings import ceilings
-    from simulator.engine import simulate_level
-    from simulator.engine_flags import EngineFlags
-    from simulator.explanation import explain
-    from simulator.operating_point import recommend, slo_table
-    from simulator.optimize import Optimizer
+    from simulator.engine.engine_flags import EngineFlags
+    from simulator.engine.simulation import simulate_level
+    from simulator.engine.step_time import HostTime, StepTime
+    from simulator.flags.serve_line import read_line
+    from simulator.loads.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
+    from simulator.planning.alternative import Alternative, alternative
+    from simulator.planning.ceilings import ceilings
+    from simulator.planning.operating_point import recommend, slo_table
+    from simulator.planning.optimize import Optimizer
+    from simulator.planning.search_space import configurations
+    from simulator.planning.what_if import what_if
     from simulator.prediction import predict
     from simulator.profile import Profile
-    from simulator.run import Level, Run
-    from simulator.run_files import load_run, save_run
+    from simulator.results.run import Level, Run
+    from simulator.results.run_files import load_run, save_run
+    from simulator.results.summary import summarize, summary_table
     from simulator.scenario import Scenario
-    from simulator.search_space import configurations
-    from simulator.serve_line import read_line
-    from simulator.step_log import observe_level
-    from simulator.step_time import HostTime, StepTime
-    from simulator.summary import summarize, summary_table
-    from simulator.what_if import what_if
-    from simulator.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
+    from simulator.steps.explanation import explain
+    from simulator.steps.step_log import observe_level
 
 __version__ = "0.1.0"
 
@@ -82,25 +82,25 @@ __all__ = [
 
 # Imported when first asked for: `import capsim`, and so `capsim --help`, loads none of them.
 _HOMES = {
-    "simulator.alternative": ("Alternative", "alternative"),
-    "simulator.ceilings": ("ceilings",),
-    "simulator.engine": ("simulate_level",),
-    "simulator.engine_flags": ("EngineFlags",),
-    "simulator.explanation": ("explain",),
-    "simulator.operating_point": ("recommend", "slo_table"),
-    "simulator.optimize": ("Optimizer",),
+    "simulator.planning.alternative": ("Alternative", "alternative"),
+    "simulator.planning.ceilings": ("ceilings",),
+    "simulator.engine.simulation": ("simulate_level",),
+    "simulator.engine.engine_flags": ("EngineFlags",),
+    "simulator.steps.explanation": ("explain",),
+    "simulator.planning.operating_point": ("recommend", "slo_table"),
+    "simulator.planning.optimize": ("Optimizer",),
     "simulator.prediction": ("predict",),
     "simulator.profile": ("Profile",),
-    "simulator.run": ("Level", "Run"),
-    "simulator.run_files": ("load_run", "save_run"),
+    "simulator.results.run": ("Level", "Run"),
+    "simulator.results.run_files": ("load_run", "save_run"),
     "simulator.scenario": ("Scenario",),
-    "simulator.search_space": ("configurations",),
-    "simulator.serve_line": ("read_line",),
-    "simulator.step_log": ("observe_level",),
-    "simulator.step_time": ("HostTime", "StepTime"),
-    "simulator.summary": ("summarize", "summary_table"),
-    "simulator.what_if": ("what_if",),
-    "simulator.workload": ("ClosedLoop", "Length", "OpenLoop", "Shape", "Workload"),
+    "simulator.planning.search_space": ("configurations",),
+    "simulator.flags.serve_line": ("read_line",),
+    "simulator.steps.step_log": ("observe_level",),
+    "simulator.engine.step_time": ("HostTime", "StepTime"),
+    "simulator.results.summary": ("summarize", "summary_table"),
+    "simulator.planning.what_if": ("what_if",),
+    "simulator.loads.workload": ("ClosedLoop", "Length", "OpenLoop", "Shape", "Workload"),
     "calibration.fit": ("fit_profile",),
     "calibration.validate": ("validate",),
     "capsim.figures.notebook": ("picture",),

@@ -9,8 +9,8 @@ from rich.table import Table
 from capsim.capacity_answer import CapacityAnswer
 from capsim.tables import NOTHING, console, digits, plain_table, share_of_pool, whole
 from capsim.what_if_answer import server_keys
-from simulator.alternative import Alternative
-from simulator.targets import targets_label
+from simulator.planning.alternative import Alternative
+from simulator.planning.targets import targets_label
 
 
 class CapacitiesAnswer:

@@ -9,12 +9,12 @@ from dataclasses import asdict
 from rich.table import Table
 
 from capsim.tables import console, digits, plain_table
-from simulator.capacity import MARGIN, Capacity, CapacitySearch
-from simulator.engine_flags import EngineFlags
-from simulator.operating_point import knee, slo_figures
+from simulator.engine.engine_flags import EngineFlags
+from simulator.planning.capacity import MARGIN, Capacity, CapacitySearch
+from simulator.planning.operating_point import knee, slo_figures
+from simulator.planning.replications import Trial
+from simulator.planning.targets import targets_label
 from simulator.profile import Profile
-from simulator.replications import Trial
-from simulator.targets import targets_label
 from simulator.uncertainty import drawn_times
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from capsim.shipped import PROFILES, SCENARIOS, shipped_names
 
-_DATA = Path(__file__).resolve().parent.parent / "simulator" / "data"
+_HARDWARE = Path(__file__).resolve().parent.parent / "simulator" / "hardware"
 
 
 def complete_profile(incomplete: str) -> list[str]:
@@ -49,4 +49,4 @@ def _in_any_case(incomplete: str, names: Iterable[str]) -> list[str]:
 def _table(name: str) -> Any:
     import yaml
 
-    return yaml.safe_load((_DATA / f"{name}.yaml").read_text(encoding="utf-8"))[name]
+    return yaml.safe_load((_HARDWARE / f"{name}.yaml").read_text(encoding="utf-8"))[name]

@@ -14,10 +14,10 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from simulator.run import Level, Run
-from simulator.sessions import Sessions
-from simulator.summary import Summary, summarize
-from simulator.workload import ClosedLoop, Load, Workload
+from simulator.loads.sessions import Sessions
+from simulator.loads.workload import ClosedLoop, Load, Workload
+from simulator.results.run import Level, Run
+from simulator.results.summary import Summary, summarize
 
 SOURCES = {"measured": "measured", "simulated": "predicted"}
 Kind = Literal["closed", "open", "burst"]

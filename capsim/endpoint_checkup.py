@@ -12,7 +12,7 @@ from calibration.gpu import fetch
 from calibration.server_flags import Found, ServerFlags
 from capsim.findings import Finding, State
 from capsim.measuring import KnownServer, ServerOptions, ask_server
-from simulator.engine_rules import version_note
+from simulator.engine.engine_rules import version_note
 
 FLAGS = "Its engine flags"
 # Found flags by the option that gives them.

@@ -13,10 +13,10 @@ from rich.text import Text
 
 from capsim.replay import Replay
 from capsim.tables import NOTHING, console, milliseconds, plain_table
-from simulator.explanation import CAUSES, DECODE_PARTS, TAIL, TTFT_PARTS, Explanation
-from simulator.run import Level
-from simulator.step_log import ObservedLevel
-from simulator.summary import summarize
+from simulator.results.run import Level
+from simulator.results.summary import summarize
+from simulator.steps.explanation import CAUSES, DECODE_PARTS, TAIL, TTFT_PARTS, Explanation
+from simulator.steps.step_log import ObservedLevel
 
 Phase = Literal["ttft", "decode"]
 WORTH_SAYING = 0.01  # share of the whole
@@ -55,7 +55,7 @@ class ExplainAnswer:
     # --- files
 
     def write_trace(self, path: Path) -> None:
-        from simulator.chrome_trace import write_trace
+        from simulator.steps.chrome_trace import write_trace
 
         assert self.last.observed is not None
         write_trace(path, self.last.observed, self.last.explanation, f"{self.replay.title}, {self.last.label}")

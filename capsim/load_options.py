@@ -26,10 +26,10 @@ from capsim.options import (
 )
 
 if TYPE_CHECKING:
-    from simulator.levels import Levels
-    from simulator.sessions import Talk
-    from simulator.trace import Trace
-    from simulator.workload import Load, Shape
+    from simulator.loads.levels import Levels
+    from simulator.loads.sessions import Talk
+    from simulator.loads.trace import Trace
+    from simulator.loads.workload import Load, Shape
 
 Value = TypeVar("Value")
 
@@ -119,7 +119,7 @@ LOAD_OPTIONS: dict[str, tuple[Any, Any]] = {
     "seed": (Seed, 0),
 }
 
-# what an error of `simulator.levels` names, as it is typed
+# what an error of `simulator.loads.levels` names, as it is typed
 _TYPED = {
     "concurrency": "--concurrency",
     "request_rate": "--request-rate",
@@ -143,8 +143,8 @@ def with_load(default: str) -> Callable[[Callable[..., None]], Callable[..., Non
 
 def _stated_loads(values: Mapping[str, Any], default: str) -> list[Load]:
     """The levels that the values of `LOAD_OPTIONS` state."""
-    from simulator.arrivals import parse_curve, parse_seconds, parse_think_time
-    from simulator.levels import Levels
+    from simulator.loads.arrivals import parse_curve, parse_seconds, parse_think_time
+    from simulator.loads.levels import Levels
 
     clients, rates, trace = values["concurrency"], values["request_rate"], values["trace"]
     if clients is None and rates is None and trace is None:
@@ -194,9 +194,9 @@ def planned_load(
 
     `shapes` makes those of the options for lengths; `plain` is whether none of these was given.
     """
-    from simulator.levels import LoadError, plan_load
-    from simulator.sessions import parse_talk
-    from simulator.trace_files import read_trace
+    from simulator.loads.levels import LoadError, plan_load
+    from simulator.loads.sessions import parse_talk
+    from simulator.loads.trace_files import read_trace
 
     if (not plain) + (sessions is not None) + (trace is not None) > 1:
         raise typer.BadParameter("give either lengths, or --sessions, or --trace", param_hint="the load")

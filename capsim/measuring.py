@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from calibration.server_log import ServerLog
     from calibration.sweep import NextLevel
     from calibration.sweep_plan import SweepPlan
-    from simulator.run import Run
-    from simulator.workload import Workload
+    from simulator.loads.workload import Workload
+    from simulator.results.run import Run
 
 CLIENTS = "1,2,4,8,16"  # unless a load is given
 
@@ -51,7 +51,7 @@ class LoadOptions:
 
     def levels(self) -> list[Workload]:
         """Closed loops first, then open ones; `CLIENTS` where neither is given."""
-        from simulator.levels import LoadError, plan_levels
+        from simulator.loads.levels import LoadError, plan_levels
 
         if self.requests_per_client is not None and self.request_rate is not None:
             raise LoadError("--requests-per-client goes with --concurrency alone; give --num-prompts")
@@ -119,7 +119,7 @@ def ask_server(options: ServerOptions) -> KnownServer:
     from calibration.endpoint import discover
     from calibration.gpu import read_gpus
     from calibration.server_log import read_server_log
-    from simulator.vllm_flags import parse_flags
+    from simulator.flags.vllm_flags import parse_flags
 
     log = read_server_log(options.server_log) if options.server_log else None
     endpoint = discover(options.url, model=options.model, api_key=options.api_key, insecure=options.insecure)
@@ -170,7 +170,7 @@ def from_files(paths: Sequence[Path], flags: Mapping[str, object], server_log: P
     from calibration.discovery import log_facts
     from calibration.server_flags import resolve_flags, stated_flags, told
     from calibration.server_log import read_server_log
-    from simulator.engine_flags import EngineFlags
+    from simulator.engine.engine_flags import EngineFlags
 
     run = read_measured(paths)
     names = [field.name for field in fields(EngineFlags)] + ["kv_tokens"]
@@ -185,13 +185,13 @@ def from_files(paths: Sequence[Path], flags: Mapping[str, object], server_log: P
 def read_measured(paths: Sequence[Path]) -> Run:
     """The run in a folder of capsim's, or in result files of other tools."""
     from calibration.imports import import_files
-    from simulator.run_files import load_run
+    from simulator.results.run_files import load_run
 
     return load_run(paths[0]) if len(paths) == 1 and paths[0].is_dir() else import_files(paths)
 
 
 def _kept(folder: Path) -> str:
-    from simulator.run_files import RunFileError, load_run
+    from simulator.results.run_files import RunFileError, load_run
 
     try:
         count = len(load_run(folder).levels)

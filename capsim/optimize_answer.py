@@ -7,9 +7,9 @@ from collections import Counter
 from rich.table import Table
 
 from capsim.tables import console, digits, plain_table
-from simulator.optimize import Candidate, Found, Optimizer, Verdict
+from simulator.planning.optimize import Candidate, Found, Optimizer, Verdict
+from simulator.planning.targets import ERROR_RATE, targets_label
 from simulator.profile import Profile
-from simulator.targets import ERROR_RATE, targets_label
 
 SHOWN_REFUSALS = 3
 MOST_ROWS = 20

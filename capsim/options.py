@@ -14,7 +14,7 @@ import typer
 from capsim.completion import complete_gpu, complete_profile
 
 if TYPE_CHECKING:
-    from simulator.workload import Shape
+    from simulator.loads.workload import Shape
 
 Number = TypeVar("Number", int, float)
 
@@ -240,8 +240,8 @@ def request_shapes(
     input_len: int | None, output_len: int | None, range_ratio: float, shapes: str | None
 ) -> list[Shape]:
     """Kinds of requests from the options that describe them."""
-    from simulator.levels import LoadError, parse_shapes, uniform_shape
-    from simulator.workload import Length
+    from simulator.loads.levels import LoadError, parse_shapes, uniform_shape
+    from simulator.loads.workload import Length
 
     try:
         if shapes is None:

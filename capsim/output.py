@@ -26,7 +26,7 @@ from capsim.tables import (
 if TYPE_CHECKING:
     from calibration.drift import Drift
     from calibration.validate import Validation
-    from simulator.run import Run
+    from simulator.results.run import Run
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ class Answer(Protocol):
 
 def show_run(title: str, run: Run, output: Output) -> None:
     """Print a run, measured or simulated, and save it where that was asked for."""
-    from simulator.run_files import save_run
+    from simulator.results.run_files import save_run
 
     if output.save is not None:
         save_run(run, output.save, output.overwrite)
     if output.as_json:
         typer.echo(_run_as_json(run, output.targets))
     elif output.as_csv:
-        from simulator.summary import summary_table
+        from simulator.results.summary import summary_table
 
         typer.echo(summary_table(run).to_csv(index=False), nl=False)
     else:
@@ -135,8 +135,8 @@ def show_drift(drift: Drift, output: Output) -> None:
 
 
 def _print_run(title: str, run: Run, targets: Mapping[str, float]) -> None:
-    from simulator.summary import lengths_label, summarize
-    from simulator.targets import missed_targets, targets_label
+    from simulator.planning.targets import missed_targets, targets_label
+    from simulator.results.summary import lengths_label, summarize
 
     screen = console()
     summaries = [summarize(level) for level in run.levels]
@@ -170,7 +170,7 @@ def _print_run(title: str, run: Run, targets: Mapping[str, float]) -> None:
 
 def _few_requests(arrivals: Sequence[str], completed: Sequence[int]) -> str:
     """Which levels have too few requests for the percentiles of their latencies; empty for none."""
-    from simulator.resampling import requests_for, unbounded_percentiles
+    from simulator.results.resampling import requests_for, unbounded_percentiles
 
     percentiles = unbounded_percentiles(min(completed, default=0))
     if not percentiles or not completed:
@@ -220,9 +220,9 @@ def met_up_to(arrivals: Sequence[str], missed: Sequence[Sequence[str]]) -> str:
 
 
 def _run_as_json(run: Run, targets: Mapping[str, float]) -> str:
-    from simulator.run_files import workload_to_json
-    from simulator.summary import summarize
-    from simulator.targets import missed_targets
+    from simulator.planning.targets import missed_targets
+    from simulator.results.run_files import workload_to_json
+    from simulator.results.summary import summarize
 
     levels = []
     for level in run.levels:

@@ -16,12 +16,12 @@ from capsim.tables import console
 
 if TYPE_CHECKING:
     from calibration.sweep import SweepProgress
-    from simulator.engine_flags import EngineFlags
-    from simulator.fleet import Fleet
+    from simulator.engine.engine_flags import EngineFlags
+    from simulator.engine.fleet import Fleet
+    from simulator.loads.workload import Load
+    from simulator.planning.replications import Trial
     from simulator.profile import Profile
-    from simulator.replications import Trial
-    from simulator.run import Run
-    from simulator.workload import Load
+    from simulator.results.run import Run
 
 COARSE = 0.02  # of a level, the step at which a search for the capacity may end
 AFTERWARDS = 3  # levels that a search tries once it is narrow: where to fall back to, and a curve
@@ -87,7 +87,7 @@ def status_line(first: str) -> Iterator[Tell]:
 
 @contextmanager
 def search_progress() -> Iterator[Callable[[Trial], None]]:
-    """A listener for `simulator.capacity.CapacitySearch`: the last verdict, between what the answer lies, time left."""
+    """A listener for `CapacitySearch`: the last verdict, between what the answer lies, time left."""
     with status_line("simulating") as tell:
         yield _Narrowing(tell)
 

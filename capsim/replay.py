@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 from capsim.errors import CommandError
 from capsim.shipped import PROFILES, find_profile, find_scenario
 from capsim.tables import level_labels
-from simulator.engine_flags import EngineFlags
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.flags.vllm_flags import change_flags
+from simulator.loads.workload import Load, OpenLoop
 from simulator.profile import Profile
-from simulator.run import Run
+from simulator.results.run import Run
 from simulator.scenario import Scenario
-from simulator.step_time import HostTime, StepTime
-from simulator.vllm_flags import change_flags
-from simulator.workload import Load, OpenLoop
 
 Terms = TypeVar("Terms", StepTime, HostTime)
 
@@ -29,7 +29,7 @@ class Replay:
 
     Attributes
         title: what they are of
-        server: model, GPU and so on, by the names of `simulator.run.Run.server`
+        server: model, GPU and so on, by the names of `simulator.results.run.Run.server`
         loads, labels: of each level, and its name in tables
         notes: what of each level lies outside the measured range
         run: the measured run that is played again, None for anything else
@@ -56,7 +56,7 @@ class Replay:
 
     def measured(self, place: int) -> dict[str, float]:
         """What was measured of a level, by the names of `Summary.flat`; empty where nothing was."""
-        from simulator.summary import summarize
+        from simulator.results.summary import summarize
 
         if self.run is None:
             return {}
@@ -99,7 +99,7 @@ def _searched(what: str, scenario: Scenario, level: str | None) -> Load:
 
 def _of_run(folder: str, profile_name: str | None, flags: Mapping[str, Any]) -> Replay:
     from calibration.validate import flags_of
-    from simulator.run_files import load_run
+    from simulator.results.run_files import load_run
 
     run = load_run(folder)
     if not run.levels:

@@ -7,9 +7,9 @@ from typing import Any
 
 import typer
 
-from simulator.alternative import BASELINE, Alternative, alternative
+from simulator.flags.serve_line import ServeLine
+from simulator.planning.alternative import BASELINE, Alternative, alternative
 from simulator.profile import Profile
-from simulator.serve_line import ServeLine
 
 
 def started(
@@ -17,7 +17,7 @@ def started(
 ) -> Alternative:
     """The server with `flags` such as ``--max-num-seqs``; as measured without any. Says on stderr what is assumed.
 
-    Raises what `simulator.alternative.alternative` raises.
+    Raises what `simulator.planning.alternative.alternative` raises.
     """
     if tensor_parallel_size is not None and tensor_parallel_size > 1:
         flags = {**flags, "--tensor-parallel-size": str(tensor_parallel_size)}

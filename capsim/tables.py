@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from calibration.drift import Drift
     from calibration.validate import Comparison, LevelValidation, Validation
     from simulator.profile import LevelErrors, Profile
-    from simulator.run import Level
-    from simulator.summary import Summary
+    from simulator.results.run import Level
+    from simulator.results.summary import Summary
 
 WIDTH = 80
 NOTHING = "-"

@@ -10,10 +10,10 @@ from rich.table import Table
 
 from capsim.output import met_up_to
 from capsim.tables import NOTHING, console, digits, metric_label, milliseconds, plain_table, share_of_pool, whole
-from simulator.alternative import Alternative
-from simulator.summary import LATENCIES
-from simulator.targets import ERROR_RATE, figures_of, missed_of, targets_label
-from simulator.what_if import METRICS, Change, Comparison, Outcome
+from simulator.planning.alternative import Alternative
+from simulator.planning.targets import ERROR_RATE, figures_of, missed_of, targets_label
+from simulator.planning.what_if import METRICS, Change, Comparison, Outcome
+from simulator.results.summary import LATENCIES
 
 SHORT = 12  # letters of a name that a table has room for
 ABREAST = 2  # alternatives whose differences fit side by side
@@ -239,7 +239,7 @@ def _server_content(server: Alternative) -> dict[str, object]:
 
 
 def _level_content(comparison: Comparison, targets: Mapping[str, float]) -> dict[str, object]:
-    from simulator.run_files import workload_to_json
+    from simulator.results.run_files import workload_to_json
 
     return {
         "workload": workload_to_json(comparison.load),

@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from simulator.engine_flags import EngineFlags
-from simulator.engine_rules import version_note
-from simulator.fleet import Fleet
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.engine_rules import version_note
+from simulator.engine.fleet import Fleet
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.loads.workload import Load
 from simulator.profile import Profile
-from simulator.run import Level, Run
-from simulator.step_time import HostTime, StepTime
+from simulator.results.run import Level, Run
 from simulator.uncertainty import intervals, widening
-from simulator.workload import Load
 
 
 def predict(
@@ -28,8 +28,8 @@ def predict(
 
     `flags` default to the profile's. `on_level` is told how many levels are done, the part of a begun one included
     where it takes several simulations. A level that leaves the measured range says so in its notes. `with_intervals`
-    simulates each level more often, see `simulator.uncertainty`. Raises `simulator.scheduler.CannotFit` for a request
-    that the engine can never serve.
+    simulates each level more often, see `simulator.uncertainty`. Raises `simulator.engine.scheduler.CannotFit` for a
+    request that the engine can never serve.
     """
     flags, fleet = flags or profile.engine_flags, fleet or Fleet()
     levels: list[Level] = []

@@ -22,10 +22,10 @@ from pydantic import (
     model_validator,
 )
 
-from simulator.engine_flags import EngineFlags, FlagError
-from simulator.step_time import HostTime, StepTime
-from simulator.vllm_flags import change_flags, parse_flags
-from simulator.workload import Load
+from simulator.engine.engine_flags import EngineFlags, FlagError
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.flags.vllm_flags import change_flags, parse_flags
+from simulator.loads.workload import Load
 from simulator.yaml_file import DocumentError, KeyProblem, Section, read_yaml, suggestion
 
 # flags that a profile must state: a default would make up a server
@@ -97,7 +97,7 @@ Correlation = Annotated[tuple[str, str, float], BeforeValidator(_triple)]
 
 
 class Coefficients(Section):
-    """The terms of `simulator.step_time`, by name; one that is left out is zero."""
+    """The terms of `simulator.engine.step_time`, by name; one that is left out is zero."""
 
     step_time: Annotated[dict[str, Coefficient], AfterValidator(_of_step_time)]
     host_time: Annotated[dict[str, Coefficient], AfterValidator(_of_host_time)] = Field(default_factory=dict)

@@ -33,24 +33,24 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, PrivateAttr, model_validator
 
-from simulator.alternative import BASELINE, Alternative, alternative
-from simulator.arrivals import RateCurve, parse_curve, parse_seconds, parse_think_time
-from simulator.engine_flags import FlagError
-from simulator.gpus import find_gpu
-from simulator.lengths import FORMS, parse_length
-from simulator.levels import Levels, LoadError, parse_shape, plan_load, uniform_shape
-from simulator.memory import MemoryAccountError
-from simulator.model_config import ModelError
+from simulator.engine.engine_flags import FlagError
+from simulator.engine.routers import RouterError, make_router
+from simulator.flags.serve_line import ServeLine, Value, read_line
+from simulator.flags.vllm_flags import parse_flags
+from simulator.hardware.gpus import find_gpu
+from simulator.hardware.memory import MemoryAccountError
+from simulator.hardware.model_config import ModelError
+from simulator.loads.arrivals import RateCurve, parse_curve, parse_seconds, parse_think_time
+from simulator.loads.lengths import FORMS, parse_length
+from simulator.loads.levels import Levels, LoadError, parse_shape, plan_load, uniform_shape
+from simulator.loads.sessions import Sessions, Talk
+from simulator.loads.trace import Trace
+from simulator.loads.trace_files import read_trace
+from simulator.loads.workload import Length, Load, Shape, ThinkTime, Workload
+from simulator.planning.alternative import BASELINE, Alternative, alternative
+from simulator.planning.replications import AnyLoad
+from simulator.planning.targets import check_targets
 from simulator.profile import Profile
-from simulator.replications import AnyLoad
-from simulator.routers import RouterError, make_router
-from simulator.serve_line import ServeLine, Value, read_line
-from simulator.sessions import Sessions, Talk
-from simulator.targets import check_targets
-from simulator.trace import Trace
-from simulator.trace_files import read_trace
-from simulator.vllm_flags import parse_flags
-from simulator.workload import Length, Load, Shape, ThinkTime, Workload
 from simulator.yaml_file import DocumentError, KeyProblem, Section, read_yaml
 
 

@@ -20,13 +20,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtrit
 
-from simulator.engine_flags import EngineFlags
-from simulator.fleet import Fleet
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.fleet import Fleet
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.loads.workload import Load, Workload
 from simulator.profile import LevelErrors, Profile
-from simulator.run import Level
-from simulator.step_time import HostTime, StepTime
-from simulator.summary import summarize
-from simulator.workload import Load, Workload
+from simulator.results.run import Level
+from simulator.results.summary import summarize
 
 DRAWS = 8  # at least; one more than there are coefficients
 CONFIDENCE = 0.9
@@ -51,7 +51,7 @@ def intervals(
     fleet: Fleet | None = None,
     on_draw: Callable[[float], None] | None = None,
 ) -> dict[str, tuple[float, float]]:
-    """90 % intervals of every number of `simulator.summary.Summary.flat` but the counts of requests.
+    """90 % intervals of every number of `simulator.results.summary.Summary.flat` but the counts of requests.
 
     `level` is the prediction itself where it has been simulated already. A number that the load alone decides has an
     interval without width. A profile that says nothing of its errors gives no intervals. `on_draw` is told the share

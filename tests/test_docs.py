@@ -17,12 +17,12 @@ import yaml
 
 from capsim.cli import app, canonical_name
 from capsim.shipped import PROFILES, SCENARIOS, find_scenario
-from simulator.engine_rules import KNOWN, EngineRules
-from simulator.levels import parse_shapes
-from simulator.other_gpu import DOUBT
-from simulator.serve_flags import find_flag
-from simulator.step_time import HostTime, StepTime
-from simulator.targets import parse_targets
+from simulator.engine.engine_rules import KNOWN, EngineRules
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.flags.serve_flags import find_flag
+from simulator.hardware.other_gpu import DOUBT
+from simulator.loads.levels import parse_shapes
+from simulator.planning.targets import parse_targets
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

@@ -10,9 +10,9 @@ from benchmarks.accuracy.measured.table import Report, read
 from calibration.aggregate_fit import fit_figures
 from calibration.roofline import Prior
 from calibration.trial import Figure, play_load
-from simulator.engine_flags import EngineFlags
-from simulator.step_time import HostTime, StepTime
-from simulator.trace import Trace
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.loads.trace import Trace
 
 DATA = Path(__file__).parents[2] / "shared" / "measured"
 

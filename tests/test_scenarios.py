@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 from capsim.cli import app
 from capsim.shipped import PROFILES, SCENARIOS
-from simulator.alternative import Alternative
-from simulator.capacity import CapacitySearch
-from simulator.run import Level
+from simulator.loads.trace import Trace
+from simulator.loads.workload import Load, OpenLoop, Workload
+from simulator.planning.alternative import Alternative
+from simulator.planning.capacity import CapacitySearch
+from simulator.results.run import Level
+from simulator.results.summary import summarize
 from simulator.scenario import Scenario
-from simulator.summary import summarize
-from simulator.trace import Trace
-from simulator.workload import Load, OpenLoop, Workload
 
 NAMES = sorted(path.stem for path in SCENARIOS.glob("*.yaml"))
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.accuracy.formulas import Formula
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags
-from simulator.step_time import HostTime
-from simulator.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import HostTime
+from simulator.loads.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
 
 LEVELS = (2, 16, 32, 64)
 SECONDS = 18.0  # that a level lasts, about

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from simulator.step_time import StepTime
+from simulator.engine.step_time import StepTime
 
 RTX4090 = MappingProxyType(  # the defaults of the paced executor: about Qwen2.5-7B on an RTX 4090
     {

@@ -21,12 +21,12 @@ import pandas as pd
 
 from benchmarks.accuracy.recovery import FLAGS, NOISES, SERVERS, WANTED
 from calibration.fit import fit_profile
-from simulator.engine_flags import EngineFlags
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.loads.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
 from simulator.prediction import predict
-from simulator.run import Level, Run
-from simulator.step_time import HostTime, StepTime
-from simulator.summary import summarize
-from simulator.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.results.run import Level, Run
+from simulator.results.summary import summarize
 from tests.calibration.synthetic import Noise, closed, measured_level
 
 METRICS = (

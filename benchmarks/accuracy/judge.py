@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 
 from calibration.validate import flags_of
-from simulator.percentiles import weighted_percentiles
+from simulator.loads.workload import Load, Workload
 from simulator.prediction import predict
 from simulator.profile import Profile
-from simulator.run import Level, Run
-from simulator.summary import summarize
-from simulator.workload import Load, Workload
+from simulator.results.percentiles import weighted_percentiles
+from simulator.results.run import Level, Run
+from simulator.results.summary import summarize
 
 RANKS = 2.0  # percent of the sample, or one value: where so many more on one side move a percentile far, it jumps
 HEADER = f"{'level':<17} {'metric':<17} {'measured':>9} {'predicted':>9} {'error':>7} {'noise':>6} {'goal':>5}"

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.accuracy.judge import Judgement, judge, show
 from benchmarks.accuracy.paced import capsim
 from simulator.profile import Profile
-from simulator.run_files import load_run
+from simulator.results.run_files import load_run
 from tests.live.server import model_server
 
 GOALS = {"output_throughput": 0.0, "p50_tpot": 0.0, "p50_e2el": 0.0}  # only the noise counts

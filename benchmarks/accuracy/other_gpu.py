@@ -3,9 +3,9 @@
     python -m benchmarks.accuracy.other_gpu --data DIR
 
 DIR holds the CSV files of `benchmarks.accuracy.measured`. Each case takes a model's step times from one card, moves
-them by `simulator.other_gpu.move` and predicts loads that were measured on another card, another host, and often
-another version of vLLM. Nothing of the target is fitted; but that cards of a kind reach certain shares of their data
-sheet is taken from some of the same servers (see ``simulator/data/gpus.yaml``): "own" marks such a target.
+them by `simulator.hardware.other_gpu.move` and predicts loads that were measured on another card, another host, and
+often another version of vLLM. Nothing of the target is fitted; but that cards of a kind reach certain shares of their
+data sheet is taken from some of the same servers (see ``simulator/hardware/gpus.yaml``): "own" marks such a target.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import pandas as pd
 from benchmarks.accuracy.measured import dennislee, gpullm, llm_inferno, llmservingsim
 from benchmarks.accuracy.measured.loads import burst
 from benchmarks.accuracy.measured.table import read
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags
-from simulator.gpus import Gpu, find_gpu
-from simulator.other_gpu import move
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.simulation import simulate_level
+from simulator.hardware.gpus import Gpu, find_gpu
+from simulator.hardware.other_gpu import move
+from simulator.loads.workload import Load
 from simulator.profile import Coefficient, Coefficients, MeasuredRange, Profile
-from simulator.summary import summarize
+from simulator.results.summary import summarize
 from simulator.uncertainty import intervals
-from simulator.workload import Load
 
 GOAL = 0.15
 SHIPPED = Path(__file__).resolve().parents[2] / "scenarios" / "profiles" / "rtx4090-qwen2.5-7b.yaml"

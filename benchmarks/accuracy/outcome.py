@@ -13,10 +13,10 @@ from benchmarks.accuracy import steps
 from benchmarks.accuracy.cases import CALIBRATED, cases
 from benchmarks.accuracy.formulas import Formula
 from benchmarks.accuracy.judge import Judgement, judge, short_name, show, summary
+from simulator.loads.workload import Load, Workload
 from simulator.profile import Coefficient, Profile
-from simulator.run import Run
-from simulator.run_files import load_run
-from simulator.workload import Load, Workload
+from simulator.results.run import Run
+from simulator.results.run_files import load_run
 
 GOALS = {
     "output_throughput": 0.02,

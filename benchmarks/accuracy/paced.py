@@ -33,8 +33,8 @@ from benchmarks.accuracy.outcome import judge_formula, markdown, report
 from calibration.endpoint import discover
 from calibration.sweep import run_sweep
 from calibration.sweep_plan import SweepPlan
+from simulator.loads.workload import ClosedLoop, Workload
 from simulator.profile import Profile
-from simulator.workload import ClosedLoop, Workload
 from tests.live.server import Server, ahead_of_others, paced_server
 
 FITTED = "1,4,8"

@@ -18,10 +18,10 @@ import numpy as np
 
 from calibration.step_fit import fit_step_time
 from calibration.step_rows import HOST_TERMS, TERMS
-from simulator.engine_flags import EngineFlags
-from simulator.run import Level
-from simulator.step_time import HostTime, StepTime
-from simulator.workload import ClosedLoop, Length, Shape, Workload
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.loads.workload import ClosedLoop, Length, Shape, Workload
+from simulator.results.run import Level
 from tests.calibration.synthetic import Noise, closed, measured_level
 
 FLAGS = EngineFlags(max_num_seqs=128, max_num_batched_tokens=2048, num_gpu_blocks=8000)

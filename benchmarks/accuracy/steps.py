@@ -23,9 +23,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from calibration.steps import all_steps
-from simulator.engine_flags import EngineFlags
-from simulator.run import Level
-from simulator.run_files import load_run
+from simulator.engine.engine_flags import EngineFlags
+from simulator.results.run import Level
+from simulator.results.run_files import load_run
 
 BIN = 1e-3  # s, of the shifts between the clocks
 ANCHORS = 400  # deliveries of a level that vote on the shift

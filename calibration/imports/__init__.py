@@ -1,7 +1,7 @@
 """Result files of other load generators as runs: one module for each tool.
 
-A file with a row for every request becomes levels of a `simulator.run.Run`, with definitions converted to ours and
-every trap that was met noted on the level. A file of aggregates becomes figures (`import_aggregates`), never rows.
+A file with a row for every request becomes levels of a `simulator.results.run.Run`, with definitions converted to ours
+and every trap that was met noted on the level. A file of aggregates becomes figures (`import_aggregates`), never rows.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from calibration.imports import aiperf, guidellm, inference_perf, llmd_report, s
 from calibration.imports.source import Format, ImportFileError, NoRequestsError, Source, read_source
 from calibration.imports.stated import FIGURES, StatedLevel, is_stated, load_stated, save_stated, validate_stated
 from calibration.trial import Figure
-from simulator.run import Run
-from simulator.run_files import load_run
+from simulator.results.run import Run
+from simulator.results.run_files import load_run
 
 FORMATS: tuple[Format, ...] = (
     vllm_bench.FORMAT,
@@ -71,7 +71,8 @@ def import_files(paths: Iterable[str | Path], format: str | None = None) -> Run:
 def load_measured_or_stated(paths: Sequence[str | Path]) -> Run | list[StatedLevel]:
     """What was measured, wherever it lies: a run's folder, result files of other tools, or figures that were imported.
 
-    Figures where none of the files holds requests. Raises `ImportFileError`, `simulator.run_files.RunFileError`.
+    Figures where none of the files holds requests. Raises `ImportFileError`,
+    `simulator.results.run_files.RunFileError`.
     """
     if len(paths) == 1 and Path(paths[0]).is_dir() and not (Path(paths[0]) / FIGURES).exists():
         return load_run(paths[0])

@@ -17,8 +17,8 @@ from calibration.imports.aiperf_server import read_server_metrics
 from calibration.imports.records import NAN, Record, level_from_records
 from calibration.imports.source import Fields, Format, ImportFileError, Source
 from calibration.imports.stated import StatedLevel, Statistics, figures_of, stated_shape, statistics_in
-from simulator.run import Run
-from simulator.workload import ClosedLoop, OpenLoop, Workload
+from simulator.loads.workload import ClosedLoop, OpenLoop, Workload
+from simulator.results.run import Run
 
 MS, NS = 1e-3, 1e-9
 SUMMARY, SERVER_METRICS = "profile_export_aiperf.json", "server_metrics_export.json"

@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from calibration.imports.records import NAN, Record, level_from_records
 from calibration.imports.source import Fields, Format, ImportFileError, NoRequestsError, Source
 from calibration.imports.stated import StatedLevel, Statistics, figures_of, stated_shape
-from simulator.run import Level, Run
-from simulator.summary import PERCENTILES
-from simulator.workload import ClosedLoop, OpenLoop, Workload
+from simulator.loads.workload import ClosedLoop, OpenLoop, Workload
+from simulator.results.run import Level, Run
+from simulator.results.summary import PERCENTILES
 
 MS = 1e-3
 OUTCOMES = {"successful": "", "incomplete": "cut off at the end", "errored": "error"}

@@ -17,8 +17,8 @@ from calibration.imports.lengths import length_of
 from calibration.imports.records import NAN, Record, level_from_records
 from calibration.imports.source import Fields, Format, ImportFileError, Source
 from calibration.imports.stated import StatedLevel, Statistics, figures_of, statistics_in
-from simulator.run import Run
-from simulator.workload import ClosedLoop, OpenLoop, Shape, Workload
+from simulator.loads.workload import ClosedLoop, OpenLoop, Shape, Workload
+from simulator.results.run import Run
 
 CONFIG = "config.yaml"
 COUNTS_AGREE = 0.005  # relative

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from simulator.workload import Length, Shape
+from simulator.loads.workload import Length, Shape
 
 FEW = 4  # so many distinct pairs of lengths become a fixed shape each
 GROUPS = 4  # of equally many requests, by output length, where one uniform shape does not describe them

@@ -14,7 +14,7 @@ from typing import Any
 from calibration.imports.inference_perf import stage_arrivals
 from calibration.imports.source import Fields, Format, ImportFileError, Source
 from calibration.imports.stated import StatedLevel, Statistics, figures_of, stated_shape, statistics_in
-from simulator.workload import ClosedLoop, OpenLoop, Workload
+from simulator.loads.workload import ClosedLoop, OpenLoop, Workload
 
 UNIT_SECONDS = {"ms": 1e-3, "s": 1.0, "us": 1e-6, "ms/token": 1e-3, "s/token": 1.0}
 THEIRS = {

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from calibration.imports.lengths import shapes_of
-from simulator.run import GAP_COLUMNS, REQUEST_COLUMNS, TIMELINE_COLUMNS, TOKEN_COLUMNS, Level
-from simulator.workload import ClosedLoop, OpenLoop, Workload
+from simulator.loads.workload import ClosedLoop, OpenLoop, Workload
+from simulator.results.run import GAP_COLUMNS, REQUEST_COLUMNS, TIMELINE_COLUMNS, TOKEN_COLUMNS, Level
 
 DECIMALS = 9  # times are kept to the nanosecond
 TIMELINE_ROWS = 500
@@ -26,7 +26,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Record:
-    """One request by the definitions of `simulator.run`. Seconds; NaN is what a file does not tell.
+    """One request by the definitions of `simulator.results.run`. Seconds; NaN is what a file does not tell.
 
     `sent` counts from any zero. `chunks` are the seconds from sending to each chunk that carried tokens, the first and
     the last included; None where a file has no single times. `ended` is on the clock of `sent` and needed for failed

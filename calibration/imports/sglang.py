@@ -14,8 +14,8 @@ from calibration.imports.lengths import length_of
 from calibration.imports.records import NAN, Record, level_from_records, sent_in_closed_loop
 from calibration.imports.source import Fields, Format, NoRequestsError, Source
 from calibration.imports.stated import StatedLevel, figures_of, statistics_in
-from simulator.run import Level, Run
-from simulator.workload import ClosedLoop, OpenLoop, Shape, Workload
+from simulator.loads.workload import ClosedLoop, OpenLoop, Shape, Workload
+from simulator.results.run import Level, Run
 
 MARKS = {"backend", "duration", "completed", "total_output_tokens_retokenized", "request_throughput"}
 NAMES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e_latency"}

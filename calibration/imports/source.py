@@ -12,7 +12,7 @@ import yaml
 
 if TYPE_CHECKING:
     from calibration.imports.stated import StatedLevel
-    from simulator.run import Run
+    from simulator.results.run import Run
 
 LARGEST = 512 << 20  # bytes; JSON takes about five times as much memory
 MOST = 10_000_000  # tokens of a request, requests of a level: more is a slip

@@ -19,12 +19,12 @@ from calibration.imports.lengths import length_of
 from calibration.imports.source import Fields, ImportFileError, read_source
 from calibration.trial import Figure, figure_of
 from calibration.validate import Comparison, LevelValidation, Validation
-from simulator.engine_flags import EngineFlags
+from simulator.engine.engine_flags import EngineFlags
+from simulator.loads.workload import Shape, Workload
 from simulator.prediction import predict
 from simulator.profile import Profile
-from simulator.run_files import RunFileError, workload_from_json, workload_to_json
-from simulator.summary import PERCENTILES
-from simulator.workload import Shape, Workload
+from simulator.results.run_files import RunFileError, workload_from_json, workload_to_json
+from simulator.results.summary import PERCENTILES
 
 SCHEMA_VERSION = 1
 FIGURES = "figures.json"  # in the folder that ``capsim import`` makes
@@ -34,7 +34,7 @@ USUAL_SPREAD = 0.2  # standard deviation by mean, where a file does not state it
 
 @dataclass(frozen=True)
 class StatedLevel:
-    """One level of load and what a file states of it. `server` is as in `simulator.run.Run`."""
+    """One level of load and what a file states of it. `server` is as in `simulator.results.run.Run`."""
 
     workload: Workload
     figures: tuple[Figure, ...]
@@ -81,7 +81,7 @@ def figures_of(
     rates: Mapping[str, float | None],
     requests: int,
 ) -> tuple[Figure, ...]:
-    """Figures under the names of `simulator.summary.Summary.flat`; what is zero or not stated is left out.
+    """Figures under the names of `simulator.results.summary.Summary.flat`; what is zero or not stated is left out.
 
     Uncertainties are those of a sample of `requests` requests with the stated spread, as if it were normal; a rate may
     be off by half a request.

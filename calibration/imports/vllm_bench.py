@@ -18,8 +18,8 @@ from calibration.imports.lengths import length_of
 from calibration.imports.records import NAN, Record, level_from_records
 from calibration.imports.source import Fields, Format, NoRequestsError, Source
 from calibration.imports.stated import StatedLevel, Statistics, figures_of, statistics_in
-from simulator.run import Level, Run
-from simulator.workload import ClosedLoop, OpenLoop, Shape, Workload
+from simulator.loads.workload import ClosedLoop, OpenLoop, Shape, Workload
+from simulator.results.run import Level, Run
 
 MARKS = {"model_id", "num_prompts", "duration", "completed", "total_input_tokens", "total_token_throughput"}
 # The first sampled release that writes a key, newest first.

@@ -39,8 +39,8 @@ from capsim.options import (
 if TYPE_CHECKING:
     from calibration.server_flags import ServerFlags
     from capsim.measuring import LoadOptions, ServerOptions
-    from simulator.run import Run
-    from simulator.workload import Workload
+    from simulator.loads.workload import Workload
+    from simulator.results.run import Run
 
 NO_TIME = "The budget left no time for a level that judges the fit: give more of it, or --hold-out 0."
 

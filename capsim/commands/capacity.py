@@ -86,11 +86,11 @@ def capacity(
     from capsim.progress import search_progress
     from capsim.shipped import find_profile
     from capsim.started import started
-    from simulator.arrivals import parse_think_time
-    from simulator.capacity import CapacitySearch
-    from simulator.levels import Levels
-    from simulator.replications import AnyLoad
-    from simulator.targets import join_targets
+    from simulator.loads.arrivals import parse_think_time
+    from simulator.loads.levels import Levels
+    from simulator.planning.capacity import CapacitySearch
+    from simulator.planning.replications import AnyLoad
+    from simulator.planning.targets import join_targets
 
     output = Output(as_json, as_csv)
     slos = [join_targets(slo), *(join_targets([text]) for text in also_slo or ())]

@@ -45,7 +45,7 @@ def emulate(
 
     from capsim.emulator.server import Twin
     from capsim.shipped import find_profile
-    from simulator.vllm_flags import change_flags
+    from simulator.flags.vllm_flags import change_flags
 
     if not 0 < speed < float("inf"):
         raise typer.BadParameter(f"{speed} is not a positive number", param_hint="--speed")

@@ -71,8 +71,8 @@ def explain(
     from capsim.explain_answer import ExplainAnswer, ExplainedLevel
     from capsim.output import Output
     from capsim.replay import replay_of
-    from simulator.explanation import explain as divide
-    from simulator.step_log import observe_level
+    from simulator.steps.explanation import explain as divide
+    from simulator.steps.step_log import observe_level
 
     output = Output(as_json, as_csv)
     if figure is not None and figure.suffix not in (".png", ".svg"):

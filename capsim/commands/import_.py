@@ -50,7 +50,7 @@ def _import_aggregates(files: list[Path], file_format: str | None, output: Outpu
     """Keep what the files state, where none of them has requests; `reason` is the error where some have."""
     from calibration.imports import FIGURES, import_stated, save_stated
     from capsim.errors import CommandError
-    from simulator.run_files import check_free
+    from simulator.results.run_files import check_free
 
     if len(files) > 1 and _some_have_requests(files, file_format):
         raise CommandError(f"{reason}; import it apart from the files with requests")
@@ -80,7 +80,7 @@ def _some_have_requests(files: list[Path], file_format: str | None) -> bool:
 def _show(levels: list[StatedLevel], output: Output) -> None:
     """The figures of every level, seconds for programs and milliseconds for people."""
     from capsim.output import json_text
-    from simulator.run_files import workload_to_json
+    from simulator.results.run_files import workload_to_json
 
     if output.as_json:
         rows = [

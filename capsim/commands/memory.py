@@ -11,8 +11,8 @@ from capsim.completion import complete_gpu, complete_model
 from capsim.options import ENGINE, AsCsv, AsJson
 
 if TYPE_CHECKING:
-    from simulator.kv_layout import KvPool
-    from simulator.memory import MemoryAccount, MemoryFlags
+    from simulator.hardware.kv_layout import KvPool
+    from simulator.hardware.memory import MemoryAccount, MemoryFlags
 
 # lines of the account, as vLLM's log words them
 LINES = {
@@ -124,8 +124,8 @@ def _from_log(path: Path, model: str | None, changes: dict[str, str]) -> tuple[l
     """The account as logged, and under the changed flags if there are any."""
     from calibration.server_log import read_server_log
     from calibration.server_memory import server_memory
-    from simulator.memory import account_under, kv_layout_of, layout_after, pool_of
-    from simulator.model_config import find_model
+    from simulator.hardware.memory import account_under, kv_layout_of, layout_after, pool_of
+    from simulator.hardware.model_config import find_model
 
     server = server_memory(read_server_log(path), find_model(model) if model else None)
     pool = server.layout.pool(server.account.kv_cache, server.flags.max_model_len, server.flags.tokens_in_flight)
@@ -143,9 +143,9 @@ def _from_log(path: Path, model: str | None, changes: dict[str, str]) -> tuple[l
 
 def _estimated(model_name: str, gpu_name: str, changes: dict[str, str]) -> tuple[list[Case], list[str]]:
     from calibration.server_memory import default_flags
-    from simulator.gpus import find_gpu
-    from simulator.memory import MemoryFlags, estimated_account, kv_layout_of, pool_of
-    from simulator.model_config import find_model
+    from simulator.hardware.gpus import find_gpu
+    from simulator.hardware.memory import MemoryFlags, estimated_account, kv_layout_of, pool_of
+    from simulator.hardware.model_config import find_model
 
     model, gpu = find_model(model_name), find_gpu(gpu_name)
     stated = MemoryFlags().changed(changes)

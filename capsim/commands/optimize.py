@@ -142,13 +142,13 @@ def optimize(
     from capsim.optimize_answer import OptimizeAnswer
     from capsim.output import Output
     from capsim.shipped import find_profile
-    from simulator.arrivals import parse_think_time
-    from simulator.levels import Levels
-    from simulator.optimize import Optimizer
-    from simulator.search_log import SearchLog
-    from simulator.search_space import configurations, parse_counts, parse_prices, parse_vary
-    from simulator.targets import join_targets
-    from simulator.workers import Workers
+    from simulator.loads.arrivals import parse_think_time
+    from simulator.loads.levels import Levels
+    from simulator.planning.optimize import Optimizer
+    from simulator.planning.search_log import SearchLog
+    from simulator.planning.search_space import configurations, parse_counts, parse_prices, parse_vary
+    from simulator.planning.targets import join_targets
+    from simulator.planning.workers import Workers
 
     output = Output(as_json, as_csv)
     space = configurations(

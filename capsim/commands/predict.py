@@ -59,8 +59,8 @@ def predict(
     from capsim.progress import predict_with_progress
     from capsim.shipped import find_profile
     from capsim.started import started
-    from simulator.fleet import Fleet
-    from simulator.targets import parse_targets
+    from simulator.engine.fleet import Fleet
+    from simulator.planning.targets import parse_targets
 
     output = Output(as_json, as_csv, save, overwrite, parse_targets(slo) if slo else {})
     server = started(find_profile(profile), flags, gpu, tensor_parallel_size).profile

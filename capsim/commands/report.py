@@ -12,7 +12,7 @@ from capsim.options import Overwrite
 
 if TYPE_CHECKING:
     from simulator.profile import Profile
-    from simulator.run import Run
+    from simulator.results.run import Run
 
 
 def report(
@@ -53,7 +53,7 @@ def report(
     from capsim.report.content import build_report
     from capsim.report.files import check_page, write_report
     from capsim.shipped import find_profile
-    from simulator.targets import join_targets
+    from simulator.planning.targets import join_targets
 
     wanted = _formats(formats)
     check_page(output, wanted, overwrite)
@@ -83,7 +83,7 @@ def _runs(paths: list[Path]) -> tuple[list[Run], dict[str, str]]:
     from calibration.imports import load_measured_or_stated
     from capsim.curves import SOURCES
     from capsim.errors import CommandError
-    from simulator.run import Run
+    from simulator.results.run import Run
 
     files = [path for path in paths if not path.is_dir()]
     groups = [[path] for path in paths if path.is_dir()] + ([files] if files else [])

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from capsim.output import Output
     from capsim.progress import Tell
     from capsim.what_if_answer import WhatIfAnswer
-    from simulator.alternative import Alternative
-    from simulator.replications import Trial
+    from simulator.planning.alternative import Alternative
+    from simulator.planning.replications import Trial
     from simulator.scenario import Scenario
 
 
@@ -104,7 +104,7 @@ def _show_curve(scenario: Scenario, server: Alternative, output: Output, interva
 def _comparison(scenario: Scenario, servers: Sequence[Alternative], intervals: bool) -> WhatIfAnswer:
     from capsim.progress import level_of, status_line
     from capsim.what_if_answer import WhatIfAnswer
-    from simulator.what_if import what_if
+    from simulator.planning.what_if import what_if
 
     loads = scenario.workloads()
     with status_line("simulating") as tell:
@@ -116,7 +116,7 @@ def _capacity(scenario: Scenario, servers: Sequence[Alternative]) -> CapacityAns
     from capsim.capacities_answer import CapacitiesAnswer
     from capsim.capacity_answer import CapacityAnswer, met_in_draws
     from capsim.progress import status_line
-    from simulator.capacity import CapacitySearch
+    from simulator.planning.capacity import CapacitySearch
 
     load, answers = scenario.searched_load(), []
     with status_line("simulating") as tell:

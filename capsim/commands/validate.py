@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from capsim.measuring import KnownServer, LoadOptions
     from capsim.output import Output
     from simulator.profile import Profile
-    from simulator.run import Run
+    from simulator.results.run import Run
 
 
 @with_engine_flags
@@ -151,8 +151,8 @@ def _validate_files(files: list[Path], profile: Profile, flags: dict[str, Any], 
     from calibration.imports import load_measured_or_stated, validate_stated
     from calibration.validate import flags_of
     from capsim.output import show_validation
-    from simulator.run import Run
-    from simulator.vllm_flags import change_flags
+    from simulator.flags.vllm_flags import change_flags
+    from simulator.results.run import Run
 
     found = load_measured_or_stated(files)
     if isinstance(found, Run):
@@ -183,8 +183,8 @@ def _check_drift(
     from capsim.errors import CommandError
     from capsim.measuring import measure, plan
     from capsim.output import show_drift
-    from simulator.run import Run
-    from simulator.vllm_flags import change_flags
+    from simulator.flags.vllm_flags import change_flags
+    from simulator.results.run import Run
 
     told = Run("measured", [], {**server.facts(), **server.endpoint.server()})
     flags = change_flags(flags_of(told, profile.engine_flags), server.stated, profile.kv_bytes_per_token)
@@ -202,7 +202,7 @@ def _show(run: Run, profile: Profile, flags: dict[str, Any], output: Output) -> 
     from calibration.validate import validate as compare_with_prediction
     from capsim.output import show_validation
     from capsim.progress import status_line
-    from simulator.vllm_flags import change_flags
+    from simulator.flags.vllm_flags import change_flags
 
     engine_flags = change_flags(flags_of(run, profile.engine_flags), flags, profile.kv_bytes_per_token)
     with status_line("predicting"):

@@ -22,11 +22,11 @@ from capsim.options import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from simulator.alternative import Alternative, MeasuredMemory
+    from simulator.flags.serve_line import ServeLine
+    from simulator.loads.workload import Load
+    from simulator.planning.alternative import Alternative, MeasuredMemory
+    from simulator.planning.what_if import Comparison
     from simulator.profile import Profile
-    from simulator.serve_line import ServeLine
-    from simulator.what_if import Comparison
-    from simulator.workload import Load
 
 LEVELS = "8,32,128"  # clients
 
@@ -93,8 +93,8 @@ def what_if(
     from capsim.output import Output
     from capsim.shipped import find_profile
     from capsim.what_if_answer import WhatIfAnswer
-    from simulator.alternative import BASELINE, Alternative
-    from simulator.targets import parse_targets
+    from simulator.planning.alternative import BASELINE, Alternative
+    from simulator.planning.targets import parse_targets
 
     output = Output(as_json, as_csv, targets=parse_targets(slo) if slo else {})
     _check_figure(figure)
@@ -118,8 +118,8 @@ def what_if(
 
 def _lines(texts: list[str], file: Path | None, option: str = "--alt") -> list[tuple[str, ServeLine]]:
     """The alternatives, each with the words that an error about it begins with."""
-    from simulator.engine_flags import FlagError
-    from simulator.serve_line import ServeLineError, read_line, read_lines
+    from simulator.engine.engine_flags import FlagError
+    from simulator.flags.serve_line import ServeLineError, read_line, read_lines
 
     found = []
     for text in texts:
@@ -144,7 +144,7 @@ def _lines(texts: list[str], file: Path | None, option: str = "--alt") -> list[t
 def _each(server: Profile, lines: Sequence[tuple[str, ServeLine]], memory: MeasuredMemory) -> list[Alternative]:
     """The servers that the lines start."""
     from capsim.errors import CommandError, user_message
-    from simulator.alternative import alternative
+    from simulator.planning.alternative import alternative
 
     found = []
     for label, line in lines:
@@ -161,8 +161,8 @@ def _each(server: Profile, lines: Sequence[tuple[str, ServeLine]], memory: Measu
 def _measured_memory(server: Profile, log: Path | None, utilization: float | None, model: str | None) -> MeasuredMemory:
     """What is known of the measured server's memory."""
     from capsim.errors import CommandError
-    from simulator.alternative import MeasuredMemory
-    from simulator.model_config import find_model
+    from simulator.hardware.model_config import find_model
+    from simulator.planning.alternative import MeasuredMemory
 
     architecture = find_model(model) if model else None
     if log is None:
@@ -185,7 +185,7 @@ def _compared(
 ) -> list[Comparison]:
     """The comparison, with the time left."""
     from capsim.progress import level_of, status_line
-    from simulator.what_if import what_if as compare
+    from simulator.planning.what_if import what_if as compare
 
     with status_line("simulating") as tell:
         return compare(beside, others, loads, intervals, lambda done: tell(*level_of(done, len(loads))))

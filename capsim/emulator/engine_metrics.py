@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from simulator.recorder import Recorder
-from simulator.request import Request
-from simulator.scheduler import Scheduler
-from simulator.step import Step
+from simulator.engine.recorder import Recorder
+from simulator.engine.request import Request
+from simulator.engine.scheduler import Scheduler
+from simulator.engine.step import Step
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

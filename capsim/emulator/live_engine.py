@@ -16,10 +16,10 @@ from typing import Protocol
 from capsim.emulator.clock import Clock
 from capsim.emulator.engine_metrics import EngineMetrics
 from capsim.emulator.live_scheduler import LiveScheduler
-from simulator.clients import ApiServer
-from simulator.engine_core import EngineCore
-from simulator.request import Request
-from simulator.step_time import HostTime, StepTime
+from simulator.engine.clients import ApiServer
+from simulator.engine.engine_core import EngineCore
+from simulator.engine.request import Request
+from simulator.engine.step_time import HostTime, StepTime
 
 COARSE = 1e-3  # s; the event loop's timers may be as late as this, so the rest is waited for turn by turn
 
@@ -91,7 +91,7 @@ class LiveEngine:
         metrics.watch(scheduler, lambda: len(self._arrivals))
 
     def submit(self, request: Request, receiver: Receiver) -> Ticket:
-        """Hand over a request that reached this machine at `request.sent`. Raises `simulator.scheduler.CannotFit`."""
+        """Hand over a request that reached this machine at `request.sent`. Raises `CannotFit`."""
         self.scheduler.check(request)
         taken_in = self._api_server.take_in(request.sent)
         # no two arrive at once: vLLM's priority policy would let equal ones preempt each other for ever

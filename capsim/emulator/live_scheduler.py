@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from simulator.request import Request
-from simulator.scheduler import Scheduler
+from simulator.engine.request import Request
+from simulator.engine.scheduler import Scheduler
 
 
 class LiveScheduler(Scheduler):

@@ -36,10 +36,10 @@ from capsim.emulator.clock import Clock
 from capsim.emulator.engine_metrics import CONTENT_TYPE, EngineMetrics
 from capsim.emulator.live_engine import LiveEngine, Receiver
 from capsim.emulator.live_scheduler import LiveScheduler
-from simulator.engine_flags import EngineFlags
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.request import Request
+from simulator.engine.scheduler import CannotFit
 from simulator.profile import Profile
-from simulator.request import Request
-from simulator.scheduler import CannotFit
 
 OUTPUT_LEN = 256  # tokens after which an answer ends by itself where its request sets no limit
 BYTES_A_TOKEN = 32  # of a body, at the most

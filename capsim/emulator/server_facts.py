@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from zlib import crc32
 
-from simulator.engine_flags import EngineFlags
+from simulator.engine.engine_flags import EngineFlags
 from simulator.profile import Profile
 
 CACHE_BYTES_SINCE, CACHE_TOKENS_SINCE = (0, 11), (0, 24)  # versions of vLLM with these labels

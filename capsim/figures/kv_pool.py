@@ -7,7 +7,7 @@ import math
 from capsim.curves import Family
 from capsim.figures.load import tip
 from capsim.figures.style import BLUE, GREEN, GROUND, INK, MUTED, ORANGE, Drawing, Value, bar_ticks, new_drawing
-from simulator.ceilings import Ceilings
+from simulator.planning.ceilings import Ceilings
 
 MORE_LEVELS = 3  # at most, beyond the last one, towards --max-num-seqs
 

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from capsim.figures.style import BLUE, GREEN, MUTED, ORANGE, POINTS, PURPLE, WIDTH, Drawing
-from simulator.engine_flags import EngineFlags
-from simulator.run import Level
+from simulator.engine.engine_flags import EngineFlags
+from simulator.results.run import Level
 
 HEIGHT, LEFT = 5.2, 0.9  # inches
 NEAR = 3  # a limit is drawn if it is no more than so many times the peak

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from capsim.what_if_answer import WhatIfAnswer
-    from simulator.what_if import Outcome
+    from simulator.planning.what_if import Outcome
 
 # markers and hatches tell servers apart in grey, too
 COLOURS = (MUTED, BLUE, ORANGE, GREEN, PURPLE, "#b8860b", "#56b4e9", INK)

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from capsim.curves import Family, Point
 from capsim.report.server import Server
 from capsim.tables import digits
-from simulator.ceilings import Ceilings
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags, FlagError
-from simulator.limits import Limits, Phase, phase_of, what_limits
-from simulator.operating_point import power
-from simulator.run import Level
-from simulator.step_time import HostTime, StepTime
-from simulator.summary import Summary, summarize
-from simulator.targets import figures, missed_targets
+from simulator.engine.engine_flags import EngineFlags, FlagError
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.planning.ceilings import Ceilings
+from simulator.planning.limits import Limits, Phase, phase_of, what_limits
+from simulator.planning.operating_point import power
+from simulator.planning.targets import figures, missed_targets
+from simulator.results.run import Level
+from simulator.results.summary import Summary, summarize
 
 BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)  # tokens of a step that are tried
 WORTH = 0.97  # a change is worth it when it makes the worst figure at most this share of what it was

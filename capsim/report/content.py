@@ -17,11 +17,11 @@ from capsim.report.facts import Fact, definitions, memory_facts, server_facts, t
 from capsim.report.server import Server
 from capsim.report.tables import CUSTOMARY, Cell, DataTable, level_table, slo_look_up
 from capsim.tables import digits as figures
-from simulator.ceilings import Ceilings
-from simulator.operating_point import OperatingPoint, recommend
+from simulator.planning.ceilings import Ceilings
+from simulator.planning.operating_point import OperatingPoint, recommend
+from simulator.planning.targets import targets_label
 from simulator.profile import Profile
-from simulator.run import Run
-from simulator.targets import targets_label
+from simulator.results.run import Run
 
 DRAWN = 3  # kinds of load that get figures; those with most levels
 

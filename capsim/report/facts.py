@@ -9,7 +9,7 @@ from typing import NamedTuple
 from capsim.curves import SOURCES, Family
 from capsim.report.server import Server
 from simulator.profile import Profile
-from simulator.run import Run
+from simulator.results.run import Run
 
 GIB = 2**30
 MEMORY = ("kv_tokens", "num_gpu_blocks", "block_size", "gpu_memory_utilization", "kv_cache_memory_bytes",

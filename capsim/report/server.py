@@ -9,11 +9,11 @@ from calibration.validate import flags_of
 from capsim.curves import Family
 from capsim.replay import _terms as stated_terms
 from capsim.shipped import PROFILES
-from simulator.ceilings import Ceilings, ceilings
-from simulator.engine_flags import EngineFlags, FlagError
+from simulator.engine.engine_flags import EngineFlags, FlagError
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.planning.ceilings import Ceilings, ceilings
 from simulator.profile import Profile
-from simulator.run import Run
-from simulator.step_time import HostTime, StepTime
+from simulator.results.run import Run
 
 
 @dataclass(frozen=True)

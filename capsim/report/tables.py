@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from capsim.curves import Curve, Family, Point
 from capsim.tables import NOTHING
 from capsim.tables import digits as figures
-from simulator.operating_point import Numbers, OperatingPoint, highest_that_meets, slo_figures
-from simulator.targets import missed_targets, targets_label
+from simulator.planning.operating_point import Numbers, OperatingPoint, highest_that_meets, slo_figures
+from simulator.planning.targets import missed_targets, targets_label
 
 # what each column of the table of levels holds: its title, unit, and the factor to that unit
 LEVEL_COLUMNS = {

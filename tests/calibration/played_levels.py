@@ -10,8 +10,8 @@ from calibration.clients import Job, record
 from calibration.endpoint import discover
 from calibration.load import level_of
 from calibration.stream import Patience
-from simulator.run import Level
-from simulator.workload import ClosedLoop, Length, Shape, Workload
+from simulator.loads.workload import ClosedLoop, Length, Shape, Workload
+from simulator.results.run import Level
 
 SHORT = Patience(connect=1.0, first_token=0.3, next_token=0.3, idle=0.3)
 

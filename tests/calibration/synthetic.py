@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags
-from simulator.run import TOKEN_COLUMNS, Level
-from simulator.step_time import HostTime, StepTime
-from simulator.workload import ClosedLoop, Length, Shape, Workload
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.loads.workload import ClosedLoop, Length, Shape, Workload
+from simulator.results.run import TOKEN_COLUMNS, Level
 
 
 @dataclass(frozen=True)

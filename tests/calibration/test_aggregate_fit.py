@@ -5,10 +5,10 @@ import pytest
 from calibration.aggregate_fit import fit_figures
 from calibration.roofline import Prior
 from calibration.trial import Figure, figure_of
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags
-from simulator.step_time import HostTime, StepTime
-from simulator.workload import ClosedLoop, Length, Shape, Workload
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.loads.workload import ClosedLoop, Length, Shape, Workload
 
 FLAGS = EngineFlags(max_num_seqs=64, num_gpu_blocks=6000)
 TRUTH = StepTime(12e-3, 50e-6, 40e-9, 60e-6, 2e-9)

@@ -11,8 +11,8 @@ from calibration.clients import Job, Recording, record
 from calibration.endpoint import EndpointError, discover
 from calibration.load import level_of
 from calibration.stream import Patience
-from simulator.run import Level
-from simulator.workload import ClosedLoop, Length, Shape, Workload
+from simulator.loads.workload import ClosedLoop, Length, Shape, Workload
+from simulator.results.run import Level
 
 SHORT = Patience(connect=1.0, first_token=0.5, next_token=0.5, idle=0.3)
 LOAD = Workload(ClosedLoop(2), (Shape(Length.fixed(64), Length.fixed(16)),), 6)

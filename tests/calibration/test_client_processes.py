@@ -16,8 +16,8 @@ from calibration.dialect import Dialect
 from calibration.endpoint import Endpoint, EndpointError, discover
 from calibration.load import level_of
 from calibration.stream import Answer
-from simulator.arrivals import ThinkTime
-from simulator.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.loads.arrivals import ThinkTime
+from simulator.loads.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
 
 SHAPE = Shape(Length(32, 64), Length(8, 16))
 FAR = Endpoint("http://far", "demo")

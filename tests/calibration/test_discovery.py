@@ -21,8 +21,8 @@ from calibration.endpoint import Endpoint
 from calibration.gpu import Gpu, GpuReading
 from calibration.log_lines import MemoryUse
 from calibration.server_log import STATUS_COLUMNS, ServerLog, read_server_log
-from simulator.run import GAP_COLUMNS, REQUEST_COLUMNS, TIMELINE_COLUMNS, Level, Run
-from simulator.workload import ClosedLoop, Length, Shape, Workload
+from simulator.loads.workload import ClosedLoop, Length, Shape, Workload
+from simulator.results.run import GAP_COLUMNS, REQUEST_COLUMNS, TIMELINE_COLUMNS, Level, Run
 from tests.calibration.test_gpu import exporter
 
 ENDPOINT = Endpoint(

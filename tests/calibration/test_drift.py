@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from calibration.drift import JUDGED, SECONDS, Drift, DriftError, Figure, drift_level, drift_plan, judge_drift, verdict
-from simulator.engine import simulate_level
-from simulator.levels import parse_shape, plan_levels
+from simulator.engine.simulation import simulate_level
+from simulator.loads.levels import parse_shape, plan_levels
+from simulator.loads.workload import Workload
 from simulator.profile import MeasuredRange, Profile
-from simulator.run import Run
-from simulator.workload import Workload
+from simulator.results.run import Run
 
 
 @pytest.fixture(scope="module")

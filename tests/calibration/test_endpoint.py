@@ -13,7 +13,7 @@ from fake_server import FakeServer, Manners, metrics_text, serve
 from calibration.endpoint import Endpoint, EndpointError, clean_url, discover, server_message
 from calibration.load import play
 from calibration.metrics import MetricsSnapshot, SumCount, only_gauges, parse_metrics
-from simulator.workload import ClosedLoop, Length, Shape, Workload
+from simulator.loads.workload import ClosedLoop, Length, Shape, Workload
 
 KEY = "sk-very-secret"
 

@@ -12,11 +12,11 @@ from synthetic import closed, measured_level
 from calibration.exports import save_vllm_bench, vllm_bench_result
 from calibration.imports import import_files, import_stated
 from calibration.step_fit import fit_step_time
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags
-from simulator.run import Level, Run
-from simulator.step_time import HostTime, StepTime
-from simulator.summary import summarize
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.results.run import Level, Run
+from simulator.results.summary import summarize
 
 STEP_TIME = StepTime(constant=0.008, per_sequence=2e-5, per_kv_token=1e-8, per_prefill_token=4e-5)
 HOST_TIME = HostTime(per_request=0.002, per_request_serial=0.002)

@@ -11,12 +11,12 @@ import pytest
 from benchmarks.accuracy.intervals import METRICS, as_client_saw, show
 from calibration.fit import REPORTED, fit_profile
 from calibration.step_fit import FitError
-from simulator.engine_flags import EngineFlags
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.step_time import HostTime, StepTime
 from simulator.prediction import predict
 from simulator.profile import Profile
-from simulator.run import Run
-from simulator.step_time import HostTime, StepTime
-from simulator.summary import summarize
+from simulator.results.run import Run
+from simulator.results.summary import summarize
 from tests.calibration.synthetic import Noise, closed, measured_level
 
 FLAGS = EngineFlags(max_num_seqs=128, max_num_batched_tokens=2048, num_gpu_blocks=8000)

@@ -19,8 +19,8 @@ from calibration.dialect import Dialect
 from calibration.endpoint import EndpointError, discover
 from calibration.load import level_of, play
 from calibration.stream import Answer, Patience
-from simulator.run import GAP_COLUMNS, RECORD_COLUMNS, REQUEST_COLUMNS, TIMELINE_COLUMNS, TOKEN_COLUMNS, Level
-from simulator.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.loads.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.results.run import GAP_COLUMNS, RECORD_COLUMNS, REQUEST_COLUMNS, TIMELINE_COLUMNS, TOKEN_COLUMNS, Level
 
 
 def test_a_level_has_the_servers_pace() -> None:
@@ -341,7 +341,7 @@ def test_load_ends_with_whoever_wanted_it() -> None:
     with serve(Manners(token_seconds=0.05)) as server:
         script = (
             "from calibration.endpoint import discover; from calibration.load import play\n"
-            "from simulator.workload import *\n"
+            "from simulator.loads.workload import *\n"
             "shape = Shape(Length.fixed(8), Length.fixed(4000))\n"
             f"play(discover('{server.url}'), Workload(ClosedLoop(2), (shape,), 2))\n"
         )

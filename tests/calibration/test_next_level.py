@@ -22,12 +22,12 @@ from calibration.next_level import (
 from calibration.step_fit import StepTimeFit, fit_step_time
 from calibration.sweep import OVERHEAD
 from calibration.sweep_plan import is_probe
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags
-from simulator.levels import plan_levels
-from simulator.run import Level
-from simulator.step_time import HostTime, StepTime
-from simulator.workload import Length, Shape, Workload
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.loads.levels import plan_levels
+from simulator.loads.workload import Length, Shape, Workload
+from simulator.results.run import Level
 
 STEP_TIME = StepTime(constant=0.01, per_sequence=1e-4, per_kv_token=2e-8, per_prefill_token=5e-5)
 HOST_TIME = HostTime(per_request=0.002, per_request_serial=0.002)

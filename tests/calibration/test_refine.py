@@ -10,11 +10,11 @@ from synthetic import closed
 
 from calibration.refine import MODEL_ERRORS, SHARE_UNCERTAINTY, UNBOUNDED, measured_figures, refine
 from calibration.step_fit import Coefficient, StepTimeFit
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags
-from simulator.run import Level
-from simulator.step_time import HostTime, StepTime
-from simulator.workload import Workload
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.loads.workload import Workload
+from simulator.results.run import Level
 
 FLAGS = EngineFlags(max_num_seqs=64, max_num_batched_tokens=2048, num_gpu_blocks=6000)
 TRUTH = StepTime(8e-3, 80e-6, 40e-9, 40e-6, 1e-9)

@@ -7,7 +7,7 @@ import pytest
 from calibration.discovery import discover_flags
 from calibration.endpoint import Endpoint
 from calibration.server_flags import Found, blocks_of, resolve_flags, told
-from simulator.engine_flags import EngineFlags, FlagError
+from simulator.engine.engine_flags import EngineFlags, FlagError
 
 TALKATIVE = Endpoint(
     "http://host",

@@ -8,8 +8,8 @@ import pytest
 
 from calibration.server_log import read_server_log
 from calibration.server_memory import ServerMemoryError, default_flags, server_memory
-from simulator.gpus import GIB, find_gpu
-from simulator.memory import pool_of
+from simulator.hardware.gpus import GIB, find_gpu
+from simulator.hardware.memory import pool_of
 
 # Values of the report on an RTX 4090, in the wording of vLLM 0.27
 REPORT = """\
@@ -72,8 +72,8 @@ def test_a_log_without_the_account_is_refused_with_the_remedy(tmp_path: Path) ->
 
 def test_a_hybrid_models_blocks_come_from_its_tokens(tmp_path: Path) -> None:
     """gemma-3-27b: groups of ten layers; the log tells tokens of whole requests."""
-    from simulator.kv_layout import kv_layout
-    from simulator.model_config import find_model
+    from simulator.hardware.kv_layout import kv_layout
+    from simulator.hardware.model_config import find_model
 
     pool = kv_layout(find_model("gemma-3-27b")).pool(4000 * 1_310_720, 32_768, 2 * 2048)
     text = REPORT.replace("86,896", f"{pool.tokens:,}").replace("4.64", f"{4000 * 1_310_720 / GIB:.2f}")

@@ -13,11 +13,11 @@ from calibration.fit import fit_profile
 from calibration.roofline import Prior
 from calibration.step_fit import FitError, StepTimeFit, fit_step_time
 from calibration.step_rows import TERMS
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags
-from simulator.percentiles import weighted_percentiles
-from simulator.run import Level, Run
-from simulator.step_time import NOISE_PERCENTILES, HostTime, StepTime
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import NOISE_PERCENTILES, HostTime, StepTime
+from simulator.results.percentiles import weighted_percentiles
+from simulator.results.run import Level, Run
 
 FLAGS = EngineFlags(max_num_seqs=128, max_num_batched_tokens=2048, num_gpu_blocks=5431)
 HOST_TIME = HostTime(per_request=0.004, per_request_serial=0.004)

@@ -7,10 +7,10 @@ import pytest
 from synthetic import Noise, closed, measured_level
 
 from calibration.step_rows import FIRST, KINDS, LONE, MIXED, TERMS, observations
-from simulator.cuda_graphs import DecodeGraphs
-from simulator.engine_flags import EngineFlags
-from simulator.step_time import HostTime, StepTime
-from simulator.workload import ClosedLoop, Length, Shape, Workload
+from simulator.engine.cuda_graphs import DecodeGraphs
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.loads.workload import ClosedLoop, Length, Shape, Workload
 
 FLAGS = EngineFlags(max_num_seqs=128, max_num_batched_tokens=2048, num_gpu_blocks=5431)
 STEP_TIME = StepTime(15.7e-3, 35e-6, 62e-9, 80e-6, 3.1e-9, mixed_per_sequence=20e-6, per_padded_sequence=30e-6)

@@ -8,8 +8,8 @@ import pytest
 from synthetic import closed, measured_level
 
 from calibration.steps import all_steps, reconstruct
-from simulator.engine_flags import EngineFlags
-from simulator.step_time import HostTime, StepTime
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.step_time import HostTime, StepTime
 
 STEP_TIME = StepTime(15.7e-3, 35e-6, 62e-9, 80e-6, 3.1e-9)
 HOST_TIME = HostTime(per_request=0.003, per_request_serial=0.002)

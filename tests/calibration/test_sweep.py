@@ -18,10 +18,10 @@ from calibration.endpoint import EndpointError, discover
 from calibration.resume import ResumeError
 from calibration.sweep import OVERHEAD, SweepProgress, run_sweep
 from calibration.sweep_plan import Pace, SweepPlan, fitted_levels, is_probe, plan_sweep
-from simulator.levels import plan_levels
-from simulator.run import Level
-from simulator.run_files import RunFileError, load_run
-from simulator.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.loads.levels import plan_levels
+from simulator.loads.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.results.run import Level
+from simulator.results.run_files import RunFileError, load_run
 
 RTX_4090 = Pace(prefill=0.1 / 1024, decode=0.016)  # about what Qwen2.5-7B does there
 
@@ -179,7 +179,7 @@ def test_the_estimate_is_sensible_from_the_first_request_on(tmp_path: Path) -> N
 def test_an_interrupted_sweep_keeps_its_finished_levels(tmp_path: Path, how: signal.Signals) -> None:
     script = (
         "import sys; from calibration.endpoint import discover; from calibration.sweep import *\n"
-        "from simulator.workload import *\n"
+        "from simulator.loads.workload import *\n"
         "def level(output): return Workload(ClosedLoop(1), (Shape(Length.fixed(8), Length.fixed(output)),), 1)\n"
         "run_sweep(discover(sys.argv[1]), SweepPlan((level(2), level(3000))), sys.argv[2])\n"
     )

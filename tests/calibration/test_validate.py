@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from calibration.validate import METRICS, compare, flags_of, validate
-from simulator.levels import plan_levels
+from simulator.loads.levels import plan_levels
+from simulator.loads.workload import Length, Shape
 from simulator.prediction import predict
 from simulator.profile import Coefficient, Coefficients, Profile
-from simulator.run import Run
-from simulator.workload import Length, Shape
+from simulator.results.run import Run
 
 SHAPE = Shape(Length(256, 512), Length(16, 64))
 

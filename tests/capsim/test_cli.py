@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 import capsim
 from capsim.cli import app
-from simulator.run_files import load_run
+from simulator.results.run_files import load_run
 
 COMMANDS = ("simulate", "predict", "validate", "sweep", "calibrate")
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from capsim.cli import app
 from capsim.completion import complete_gpu, complete_model
-from simulator.gpus import find_gpu, read_gpus
-from simulator.model_config import find_model
+from simulator.hardware.gpus import find_gpu, read_gpus
+from simulator.hardware.model_config import find_model
 
 ROOT = Path(__file__).resolve().parents[2]
 

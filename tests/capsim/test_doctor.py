@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from capsim.cli import app
 from capsim.installation import EXTRAS
-from simulator.engine_flags import EngineFlags
+from simulator.engine.engine_flags import EngineFlags
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = EngineFlags(max_num_seqs=16, max_num_batched_tokens=1024, max_model_len=2048, num_gpu_blocks=1001)

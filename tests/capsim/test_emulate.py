@@ -23,7 +23,7 @@ from calibration.endpoint import discover
 from calibration.metrics import GAUGES_PATH, parse_metrics
 from capsim.cli import app
 from capsim.emulator.server import Twin
-from simulator.engine_flags import EngineFlags
+from simulator.engine.engine_flags import EngineFlags
 from simulator.profile import Profile
 
 ROOT = Path(__file__).resolve().parents[2]

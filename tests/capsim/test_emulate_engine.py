@@ -16,12 +16,12 @@ from capsim.emulator.clock import Clock
 from capsim.emulator.engine_metrics import EngineMetrics
 from capsim.emulator.live_engine import LiveEngine, Ticket
 from capsim.emulator.live_scheduler import LiveScheduler
-from simulator.engine import simulate_level
-from simulator.engine_core import EngineCore
-from simulator.engine_flags import EngineFlags
-from simulator.request import Request
-from simulator.step_time import HostTime, StepTime
-from simulator.workload import Length, OpenLoop, Shape, Workload
+from simulator.engine.engine_core import EngineCore
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.request import Request
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.loads.workload import Length, OpenLoop, Shape, Workload
 
 FLAGS = EngineFlags(max_num_seqs=8, max_num_batched_tokens=256, max_model_len=1024, num_gpu_blocks=60)
 STEP_TIME = StepTime(0.01, 1e-4, 1e-7, 5e-5, mixed_per_sequence=1e-4)

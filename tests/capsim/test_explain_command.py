@@ -12,12 +12,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from capsim.cli import app
-from simulator.levels import plan_levels
+from simulator.loads.levels import plan_levels
+from simulator.loads.workload import Length, Shape
 from simulator.prediction import predict
 from simulator.profile import Profile
-from simulator.run import Run
-from simulator.run_files import load_run, save_run
-from simulator.workload import Length, Shape
+from simulator.results.run import Run
+from simulator.results.run_files import load_run, save_run
 
 SHAPE = Shape(Length.fixed(512), Length.fixed(64))
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from capsim.cli import app
-from simulator.run_files import load_run
+from simulator.results.run_files import load_run
 
 TRACE = "Timestamp,Model,Request tokens,Response tokens\n" + "".join(
     f"{second},ChatGPT,{100 + second},{5 + second % 7}\n" for second in range(0, 40, 2)

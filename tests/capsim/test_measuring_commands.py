@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from calibration.imports import import_files
 from capsim.cli import app
 from simulator.profile import Profile
-from simulator.run_files import load_run
+from simulator.results.run_files import load_run
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "calibration"))

@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from capsim import progress
-from simulator.levels import plan_levels, uniform_shape
+from simulator.loads.levels import plan_levels, uniform_shape
+from simulator.loads.workload import Length, Workload
 from simulator.prediction import predict
 from simulator.profile import Profile
-from simulator.workload import Length, Workload
 
 SHAPE = uniform_shape(Length.fixed(256), Length.fixed(16), 0.2)
 

@@ -19,13 +19,13 @@ from capsim.report.content import build_report
 from capsim.report.page import as_page
 from capsim.report.tables import Cell, Column, DataTable
 from capsim.shipped import PROFILES
+from simulator.loads.workload import Arrivals, ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.planning.targets import missed_targets
 from simulator.prediction import predict
 from simulator.profile import Profile
-from simulator.run import Level, Run
-from simulator.run_files import save_run
-from simulator.summary import summarize
-from simulator.targets import missed_targets
-from simulator.workload import Arrivals, ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.results.run import Level, Run
+from simulator.results.run_files import save_run
+from simulator.results.summary import summarize
 
 SIX = ("throughput-latency", "scaling", "marginal-throughput", "token-gaps", "latency-parts", "kv-pool")
 SLO = {"p99_ttft": 150.0}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from capsim.emulator.server import Twin
-from simulator.engine_flags import EngineFlags
+from simulator.engine.engine_flags import EngineFlags
 from simulator.profile import Coefficient, Coefficients, MeasuredRange, Profile
 
 RANGES = {"concurrency": (1, 8), "sequences": (1, 8), "context_tokens": (64, 1280), "prompt_chunk_tokens": (64, 2048)}

@@ -6,7 +6,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from simulator.serve_flags import serve_flags
+from simulator.flags.serve_flags import serve_flags
 
 VALUES = {None: "one", "+": "some", "*": "some", "?": "maybe", 0: "none"}
 

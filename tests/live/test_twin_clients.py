@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from calibration.imports import import_files
-from simulator.engine import simulate_level
+from simulator.engine.simulation import simulate_level
 from simulator.profile import Profile
-from simulator.run import Level
-from simulator.summary import summarize
+from simulator.results.run import Level
+from simulator.results.summary import summarize
 
 from .server import model_folder
 
@@ -30,7 +30,7 @@ sys.path.insert(0, str(REPOSITORY / "tests" / "capsim"))
 
 from twin_server import TwinServer, make_profile  # noqa: E402
 
-from simulator.engine_flags import EngineFlags  # noqa: E402
+from simulator.engine.engine_flags import EngineFlags  # noqa: E402
 
 FLAGS = EngineFlags(max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=8192, num_gpu_blocks=4001)
 PROFILE = make_profile(

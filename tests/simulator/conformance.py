@@ -24,14 +24,14 @@ from typing import Any
 
 import simpy
 
-from simulator.engine import Engine
-from simulator.engine_core import EngineCore
-from simulator.engine_flags import EngineFlags
-from simulator.recorder import Recorder
-from simulator.request import Request
-from simulator.scheduler import Scheduler
-from simulator.step import Step
-from simulator.step_time import StepTime
+from simulator.engine.engine_core import EngineCore
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.recorder import Recorder
+from simulator.engine.request import Request
+from simulator.engine.scheduler import Scheduler
+from simulator.engine.simulation import Engine
+from simulator.engine.step import Step
+from simulator.engine.step_time import StepTime
 
 Event = dict[str, Any]
 Dump = dict[str, Any]

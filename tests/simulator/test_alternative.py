@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from simulator.alternative import Alternative, MeasuredMemory, alternative
-from simulator.engine_flags import FlagError
-from simulator.fleet import Fleet
-from simulator.gpus import GIB, GpuError
-from simulator.memory import MemoryAccount, MemoryAccountError
+from simulator.engine.engine_flags import FlagError
+from simulator.engine.fleet import Fleet
+from simulator.flags.serve_line import read_line
+from simulator.hardware.gpus import GIB, GpuError
+from simulator.hardware.memory import MemoryAccount, MemoryAccountError
+from simulator.planning.alternative import Alternative, MeasuredMemory, alternative
+from simulator.planning.unmodelled import AlternativeError
 from simulator.profile import Coefficient, Profile
-from simulator.serve_line import read_line
-from simulator.unmodelled import AlternativeError
 
 SHIPPED = Path(__file__).resolve().parents[2] / "scenarios" / "profiles" / "rtx4090-qwen2.5-7b.yaml"
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags
-from simulator.step_time import HostTime, StepTime
-from simulator.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.loads.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
 
 FLAGS = EngineFlags(max_num_seqs=128, num_gpu_blocks=5431)
 SHAPE = (Shape(Length.fixed(1024), Length.fixed(256)),)

@@ -7,7 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from simulator.arrivals import (
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.loads.arrivals import (
     DAY,
     ClosedLoop,
     OpenLoop,
@@ -17,11 +20,8 @@ from simulator.arrivals import (
     parse_seconds,
     parse_think_time,
 )
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags
-from simulator.run import Level
-from simulator.step_time import HostTime, StepTime
-from simulator.workload import Length, Shape, Workload
+from simulator.loads.workload import Length, Shape, Workload
+from simulator.results.run import Level
 
 STEP = StepTime(0.01, 1e-5, 1e-8, 2e-5)
 FLAGS = EngineFlags(max_num_seqs=64, num_gpu_blocks=4000)

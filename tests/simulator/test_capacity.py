@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from simulator.capacity import MARGIN, MAX_REPLICATIONS, Capacity, CapacitySearch
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags
-from simulator.replications import MAX_GROWTH
-from simulator.sessions import Sessions, Talk
-from simulator.step_time import StepTime
-from simulator.workload import Arrivals, ClosedLoop, Length, OpenLoop, Shape, ThinkTime, Workload
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import StepTime
+from simulator.loads.sessions import Sessions, Talk
+from simulator.loads.workload import Arrivals, ClosedLoop, Length, OpenLoop, Shape, ThinkTime, Workload
+from simulator.planning.capacity import MARGIN, MAX_REPLICATIONS, Capacity, CapacitySearch
+from simulator.planning.replications import MAX_GROWTH
 
 ROOMY = EngineFlags(max_num_seqs=256, max_num_batched_tokens=8192, num_gpu_blocks=60_000)
 ONE_SLOT = EngineFlags(max_num_seqs=1, async_scheduling=False)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simulator.ceilings import ceilings
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags
-from simulator.steady_state import middle, steady_part
-from simulator.step_time import StepTime
-from simulator.workload import ClosedLoop, Length, Shape, Workload
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import StepTime
+from simulator.loads.workload import ClosedLoop, Length, Shape, Workload
+from simulator.planning.ceilings import ceilings
+from simulator.planning.steady_state import middle, steady_part
 
 RTX4090 = EngineFlags(max_num_seqs=128, num_gpu_blocks=86_896 // 16)
 BIGGER_POOL = RTX4090.changed(num_gpu_blocks=6_569_114_112 // (16 * 57_344))

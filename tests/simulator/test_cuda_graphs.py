@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.cuda_graphs import DecodeGraphs, capture_sizes
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags
-from simulator.step_time import StepTime
-from simulator.workload import ClosedLoop, Length, Shape, Workload
+from simulator.engine.cuda_graphs import DecodeGraphs, capture_sizes
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import StepTime
+from simulator.loads.workload import ClosedLoop, Length, Shape, Workload
 
 FLAGS = EngineFlags(max_num_seqs=256, max_num_batched_tokens=2048, num_gpu_blocks=20000)
 BARE = StepTime(10e-3)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.engine_flags import EngineFlags
-from simulator.engine_rules import rules_of, version_note
-from simulator.request import Request
-from simulator.scheduler import Scheduler
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.engine_rules import rules_of, version_note
+from simulator.engine.request import Request
+from simulator.engine.scheduler import Scheduler
 
 OLD, NEW = "0.11.0", "0.32.0"
 

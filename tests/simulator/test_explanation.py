@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.chrome_trace import trace_events
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags
-from simulator.explanation import DECODE_PARTS, TTFT_PARTS, Explanation, explain
-from simulator.run import GAP_COLUMNS
-from simulator.step_log import PARTS, PREEMPTION, ObservedLevel, observe_level
-from simulator.step_time import HostTime, StepTime
-from simulator.summary import summarize
-from simulator.trace import Trace
-from simulator.workload import Arrivals, ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.loads.trace import Trace
+from simulator.loads.workload import Arrivals, ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.results.run import GAP_COLUMNS
+from simulator.results.summary import summarize
+from simulator.steps.chrome_trace import trace_events
+from simulator.steps.explanation import DECODE_PARTS, TTFT_PARTS, Explanation, explain
+from simulator.steps.step_log import PARTS, PREEMPTION, ObservedLevel, observe_level
 
 STEP = StepTime(constant=8e-3, per_sequence=2e-5, per_kv_token=1e-8, per_prefill_token=1.5e-5)
 ROOMY = EngineFlags(

@@ -6,17 +6,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags, FlagError
-from simulator.fleet import Fleet, _level
-from simulator.lengths import Length
-from simulator.routers import ROUTERS
-from simulator.run import Level
-from simulator.sessions import Sessions, Talk
-from simulator.step_time import HostTime, StepTime
-from simulator.summary import summarize
-from simulator.trace import Trace
-from simulator.workload import Arrivals, ClosedLoop, OpenLoop, Shape, Workload
+from simulator.engine.engine_flags import EngineFlags, FlagError
+from simulator.engine.fleet import Fleet, _level
+from simulator.engine.routers import ROUTERS
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.loads.lengths import Length
+from simulator.loads.sessions import Sessions, Talk
+from simulator.loads.trace import Trace
+from simulator.loads.workload import Arrivals, ClosedLoop, OpenLoop, Shape, Workload
+from simulator.results.run import Level
+from simulator.results.summary import summarize
 
 STEP = StepTime(0.01, 1e-5, 1e-8, 2e-5)
 FLAGS = EngineFlags(max_num_seqs=16, num_gpu_blocks=3000)

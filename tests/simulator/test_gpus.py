@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.gpus import GpuError, find_gpu, read_gpus
+from simulator.hardware.gpus import GpuError, find_gpu, read_gpus
 
 ASKED = (
     "RTX 3090", "RTX 4090", "RTX 5090", "L4", "L40S", "A10", "A100 40GB PCIe", "A100 40GB SXM", "A100 80GB PCIe",

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from simulator.lengths import Distribution, Histogram, Length, parse_length
+from simulator.loads.lengths import Distribution, Histogram, Length, parse_length
 
 MANY = 200_000
 

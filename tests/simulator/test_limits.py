@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags
-from simulator.limits import Limits, Phase, phase_of, what_limits
-from simulator.run import Level
-from simulator.steady_state import middle, steady_part
-from simulator.step_time import HostTime, StepTime
-from simulator.workload import Arrivals, ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.loads.workload import Arrivals, ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.planning.limits import Limits, Phase, phase_of, what_limits
+from simulator.planning.steady_state import middle, steady_part
+from simulator.results.run import Level
 
 H100 = StepTime(constant=8e-3, per_sequence=2e-5, per_kv_token=1e-8, per_prefill_token=1.5e-5)
 CLIENTS = ClosedLoop(32)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.engine_flags import EngineFlags
-from simulator.gpus import GIB, find_gpu
-from simulator.kv_layout import KvLayout, kv_layout, plain_layout
-from simulator.memory import (
+from simulator.engine.engine_flags import EngineFlags
+from simulator.hardware.gpus import GIB, find_gpu
+from simulator.hardware.kv_layout import KvLayout, kv_layout, plain_layout
+from simulator.hardware.memory import (
     GRAPHS,
     MemoryAccount,
     MemoryAccountError,
@@ -23,7 +23,7 @@ from simulator.memory import (
     kv_pool,
     pool_of,
 )
-from simulator.model_config import KvLayers, ModelError, find_model
+from simulator.hardware.model_config import KvLayers, ModelError, find_model
 
 QWEN, LLAMA = find_model("Qwen2.5-7B"), find_model("Llama-3.1-8B")
 # the report's RTX 4090: 5,431 blocks of 16 tokens, vLLM 0.27.1

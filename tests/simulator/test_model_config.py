@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from simulator.model_config import FAMILIES, TABLE, ModelError, architecture, find_model, read_model
+from simulator.hardware.model_config import FAMILIES, TABLE, ModelError, architecture, find_model, read_model
 
 SHIPPED = yaml.safe_load(TABLE.read_text())["models"]
 QWEN = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import rtx4090
-from simulator.levels import plan_levels
-from simulator.operating_point import knee, power, recommend, slo_table
+from simulator.loads.levels import plan_levels
+from simulator.loads.workload import Length, Shape
+from simulator.planning.operating_point import knee, power, recommend, slo_table
 from simulator.prediction import predict
 from simulator.profile import Profile
-from simulator.run import Run
-from simulator.workload import Length, Shape
+from simulator.results.run import Run
 
 
 @pytest.fixture(scope="module")

@@ -16,16 +16,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import optimize
-from simulator.fleet import Fleet
-from simulator.lengths import Length
-from simulator.optimize import Found, OptimizeError, Optimizer, Play, missed_of, pareto_front, play
+from simulator.engine.fleet import Fleet
+from simulator.loads.lengths import Length
+from simulator.loads.trace import Trace
+from simulator.loads.workload import ClosedLoop, Load, OpenLoop, Shape, Workload
+from simulator.planning import optimize
+from simulator.planning.optimize import Found, OptimizeError, Optimizer, Play, missed_of, pareto_front, play
+from simulator.planning.search_log import SearchLog, SearchLogError
+from simulator.planning.search_space import (
+    Configuration,
+    SpaceError,
+    configurations,
+    parse_counts,
+    parse_prices,
+    parse_vary,
+)
+from simulator.planning.workers import Workers, WorkersError
 from simulator.profile import Profile
-from simulator.search_log import SearchLog, SearchLogError
-from simulator.search_space import Configuration, SpaceError, configurations, parse_counts, parse_prices, parse_vary
-from simulator.trace import Trace
-from simulator.workers import Workers, WorkersError
-from simulator.workload import ClosedLoop, Load, OpenLoop, Shape, Workload
 from tests.conftest import PROFILE
 
 TARGETS = {"p95_ttft": 500.0, "p95_tpot": 22.0}
@@ -180,12 +187,12 @@ def test_workers_that_cannot_be_had_are_refused() -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from simulator import optimize
-from simulator.lengths import Length
+from simulator.planning import optimize
+from simulator.loads.lengths import Length
 from simulator.profile import Profile
-from simulator.search_log import SearchLog
-from simulator.search_space import configurations
-from simulator.workload import ClosedLoop, Shape, Workload
+from simulator.planning.search_log import SearchLog
+from simulator.planning.search_space import configurations
+from simulator.loads.workload import ClosedLoop, Shape, Workload
 
 load = Workload(ClosedLoop(24), (Shape(Length(200, 400), Length(10, 30)),), 1)
 space = configurations({"max_num_seqs": ["4", "16"], "max_num_batched_tokens": ["256", "1024"]}, replicas=(1, 2, 3))

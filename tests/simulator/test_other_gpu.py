@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from simulator.engine import simulate_level
-from simulator.gpus import GIB, GpuError, find_gpu
-from simulator.memory import MemoryAccountError
-from simulator.model_config import ModelError, find_model
-from simulator.other_gpu import DOUBT, UNSPLIT_PER_LAYER, all_reduce_cost, move, ratios, with_tensor_parallel
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.hardware.gpus import GIB, GpuError, find_gpu
+from simulator.hardware.memory import MemoryAccountError
+from simulator.hardware.model_config import ModelError, find_model
+from simulator.hardware.other_gpu import DOUBT, UNSPLIT_PER_LAYER, all_reduce_cost, move, ratios, with_tensor_parallel
+from simulator.loads.workload import Length, OpenLoop, Shape, Workload
 from simulator.profile import Coefficient, Profile
-from simulator.step_time import HostTime, StepTime
-from simulator.summary import summarize
+from simulator.results.summary import summarize
 from simulator.uncertainty import intervals
-from simulator.workload import Length, OpenLoop, Shape, Workload
 
 SHIPPED = Path(__file__).resolve().parents[2] / "scenarios" / "profiles" / "rtx4090-qwen2.5-7b.yaml"
 UTILIZATION = 0.9  # the report's

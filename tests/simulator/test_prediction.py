@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from simulator.levels import plan_levels
+from simulator.engine.scheduler import CannotFit
+from simulator.loads.levels import plan_levels
+from simulator.loads.workload import Length, Shape
 from simulator.prediction import predict
 from simulator.profile import Profile
-from simulator.run_files import load_run, save_run
-from simulator.scheduler import CannotFit
-from simulator.summary import summarize
-from simulator.workload import Length, Shape
+from simulator.results.run_files import load_run, save_run
+from simulator.results.summary import summarize
 
 SHAPE = Shape(Length.fixed(512), Length.fixed(64))
 

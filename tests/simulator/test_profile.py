@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.engine_flags import EngineFlags, FlagError
+from simulator.engine.engine_flags import EngineFlags, FlagError
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.flags.vllm_flags import parse_size
+from simulator.loads.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
 from simulator.profile import Coefficient, Coefficients, MeasuredRange, Profile, ProfileError
-from simulator.step_time import HostTime, StepTime
-from simulator.vllm_flags import parse_size
-from simulator.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
 from simulator.yaml_file import MAX_BYTES
 
 

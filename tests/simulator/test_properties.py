@@ -21,14 +21,14 @@ from conformance import Event, WatchedScheduler
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from simulator.engine import Engine, simulate_level
-from simulator.engine_core import IDLE_SLEEP, EngineCore
-from simulator.engine_flags import EngineFlags
-from simulator.recorder import Recorder
-from simulator.request import Request
-from simulator.run import Level
-from simulator.step_time import StepTime
-from simulator.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.engine.engine_core import IDLE_SLEEP, EngineCore
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.recorder import Recorder
+from simulator.engine.request import Request
+from simulator.engine.simulation import Engine, simulate_level
+from simulator.engine.step_time import StepTime
+from simulator.loads.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.results.run import Level
 
 examples = settings(
     max_examples=40,

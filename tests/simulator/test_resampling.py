@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from simulator.resampling import requests_for, resampled_intervals, unbounded_percentiles
-from simulator.run import GAP_COLUMNS, REQUEST_COLUMNS, TIMELINE_COLUMNS, TOKEN_COLUMNS, Level
-from simulator.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.loads.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.results.resampling import requests_for, resampled_intervals, unbounded_percentiles
+from simulator.results.run import GAP_COLUMNS, REQUEST_COLUMNS, TIMELINE_COLUMNS, TOKEN_COLUMNS, Level
 
 TOKENS = 21
 ONE_CLIENT = ClosedLoop(1)

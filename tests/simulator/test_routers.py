@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.request import Request
-from simulator.routers import ROUTERS, DataParallelBalancer, RouterError, SessionSticky, make_router
+from simulator.engine.request import Request
+from simulator.engine.routers import ROUTERS, DataParallelBalancer, RouterError, SessionSticky, make_router
 
 
 @dataclass

@@ -15,8 +15,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from simulator.run import GAP_COLUMNS, REQUEST_COLUMNS, SCHEMA_VERSION, TIMELINE_COLUMNS, TOKEN_COLUMNS, Level, Run
-from simulator.run_files import (
+from simulator.loads.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.results.run import (
+    GAP_COLUMNS,
+    REQUEST_COLUMNS,
+    SCHEMA_VERSION,
+    TIMELINE_COLUMNS,
+    TOKEN_COLUMNS,
+    Level,
+    Run,
+)
+from simulator.results.run_files import (
     RunFileError,
     append_level,
     load_run,
@@ -25,7 +34,6 @@ from simulator.run_files import (
     workload_from_json,
     workload_to_json,
 )
-from simulator.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
 
 CLOSED = Workload(ClosedLoop(2), (Shape(Length.fixed(64), Length.fixed(8)),), 3)
 MIXED = Workload(
@@ -120,7 +128,7 @@ def test_a_level_without_its_level_json_does_not_exist(tmp_path: Path) -> None:
 
 def test_a_writer_killed_at_any_moment_leaves_whole_levels(tmp_path: Path) -> None:
     writer = (
-        "import sys; from simulator.run_files import *\n"
+        "import sys; from simulator.results.run_files import *\n"
         "level = load_run(sys.argv[1]).levels[0]\n"
         "print('ready', flush=True)\n"
         "while True: append_level(sys.argv[2], level)\n"

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.arrivals import ThinkTime, parse_curve
-from simulator.lengths import parse_length
-from simulator.levels import LoadError, parse_shape, plan_levels
+from simulator.loads.arrivals import ThinkTime, parse_curve
+from simulator.loads.lengths import parse_length
+from simulator.loads.levels import LoadError, parse_shape, plan_levels
+from simulator.loads.sessions import Sessions, Talk
+from simulator.loads.trace import Trace, TraceError
+from simulator.loads.workload import ClosedLoop, Length, Load, OpenLoop, Shape, Workload
 from simulator.profile import Profile
 from simulator.scenario import Scenario, ScenarioError
-from simulator.sessions import Sessions, Talk
-from simulator.trace import Trace, TraceError
-from simulator.workload import ClosedLoop, Length, Load, OpenLoop, Shape, Workload
 
 SCENARIO = """\
 name: demo

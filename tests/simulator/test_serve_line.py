@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from simulator.engine_flags import EngineFlags, FlagError
-from simulator.serve_flags import find_flag, serve_flags
-from simulator.serve_line import ServeLine, ServeLineError, read_line, read_lines
-from simulator.vllm_flags import parse_flags
+from simulator.engine.engine_flags import EngineFlags, FlagError
+from simulator.flags.serve_flags import find_flag, serve_flags
+from simulator.flags.serve_line import ServeLine, ServeLineError, read_line, read_lines
+from simulator.flags.vllm_flags import parse_flags
 
 WANTED = {"max_num_seqs": "64", "tensor_parallel_size": "2", "enable_chunked_prefill": False}
 

@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from simulator.arrivals import ClosedLoop, OpenLoop, ThinkTime
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags
-from simulator.lengths import Length
-from simulator.sessions import Sessions, Talk, parse_talk
-from simulator.step_time import HostTime, StepTime
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.loads.arrivals import ClosedLoop, OpenLoop, ThinkTime
+from simulator.loads.lengths import Length
+from simulator.loads.sessions import Sessions, Talk, parse_talk
 
 STEP = StepTime(0.01, 1e-5, 1e-8, 2e-5)
 CACHING = EngineFlags(max_num_seqs=64, num_gpu_blocks=4000, max_model_len=32_000, enable_prefix_caching=True)

@@ -5,12 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags
-from simulator.run import Level
-from simulator.steady_state import TooShort, backlog_growth, delivery_rates, mean_in_flight, middle, steady_part
-from simulator.step_time import StepTime
-from simulator.workload import Arrivals, ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import StepTime
+from simulator.loads.workload import Arrivals, ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.planning.steady_state import (
+    TooShort,
+    backlog_growth,
+    delivery_rates,
+    mean_in_flight,
+    middle,
+    steady_part,
+)
+from simulator.results.run import Level
 
 SHAPES = (Shape(Length(50, 150), Length(20, 60)),)
 STEP = StepTime(constant=0.01, per_prefill_token=1e-5)

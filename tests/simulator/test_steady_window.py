@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags
-from simulator.steady_window import steady_window, tokens_within
-from simulator.step_time import HostTime, StepTime
-from simulator.summary import summarize
-from simulator.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.loads.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.results.steady_window import steady_window, tokens_within
+from simulator.results.summary import summarize
 
 
 def test_a_closed_loop_is_steady_from_its_first_to_its_last_send() -> None:

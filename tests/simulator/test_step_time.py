@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags
-from simulator.step_time import HostTime, StepTime
-from simulator.workload import ClosedLoop, Length, Shape, Workload
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.loads.workload import ClosedLoop, Length, Shape, Workload
 
 LINEAR = StepTime(7e-3, 20e-6, 40e-9, 22e-6, 0.6e-9, mixed_per_sequence=2e-6)
 ROOFLINE = replace(LINEAR, weights=4e-3)

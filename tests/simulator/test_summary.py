@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.run import GAP_COLUMNS, REQUEST_COLUMNS, TIMELINE_COLUMNS, Level, Run
-from simulator.summary import summarize, summary_table
-from simulator.targets import missed_targets, parse_targets
-from simulator.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.loads.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.planning.targets import missed_targets, parse_targets
+from simulator.results.run import GAP_COLUMNS, REQUEST_COLUMNS, TIMELINE_COLUMNS, Level, Run
+from simulator.results.summary import summarize, summary_table
 from simulator.yaml_file import KeyProblem
 
 WORKLOAD = Workload(ClosedLoop(2), (Shape(Length.fixed(10), Length.fixed(5)),), 3)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags
-from simulator.run import Level
-from simulator.step_time import StepTime
-from simulator.summary import summarize
-from simulator.targets import (
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import StepTime
+from simulator.loads.workload import ClosedLoop, Length, Shape, Workload
+from simulator.planning.targets import (
     figures,
     join_targets,
     missed_targets,
@@ -18,7 +17,8 @@ from simulator.targets import (
     targets_label,
     tightened,
 )
-from simulator.workload import ClosedLoop, Length, Shape, Workload
+from simulator.results.run import Level
+from simulator.results.summary import summarize
 from simulator.yaml_file import KeyProblem
 
 

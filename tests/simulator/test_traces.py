@@ -11,15 +11,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from simulator.arrivals import ClosedLoop, OpenLoop, ThinkTime
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags
-from simulator.run import Run
-from simulator.run_files import save_run
-from simulator.step_time import StepTime
-from simulator.trace import HashIds, Trace, TraceError
-from simulator.trace_files import read_trace
-from simulator.workload import Length, Shape, Workload
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import StepTime
+from simulator.loads.arrivals import ClosedLoop, OpenLoop, ThinkTime
+from simulator.loads.trace import HashIds, Trace, TraceError
+from simulator.loads.trace_files import read_trace
+from simulator.loads.workload import Length, Shape, Workload
+from simulator.results.run import Run
+from simulator.results.run_files import save_run
 
 STEP = StepTime(0.01, 1e-5, 1e-8, 2e-5)
 FLAGS = EngineFlags(max_num_seqs=64, num_gpu_blocks=4000, max_model_len=131_072)

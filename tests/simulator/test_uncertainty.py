@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from simulator.engine import simulate_level
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.loads.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
 from simulator.prediction import predict
 from simulator.profile import Coefficient, LevelErrors, Profile
-from simulator.step_time import HostTime, StepTime
-from simulator.summary import summarize
+from simulator.results.summary import summarize
 from simulator.uncertainty import (
     LEAST_ERROR,
     SPREAD_OF_MEAN,
@@ -23,7 +24,6 @@ from simulator.uncertainty import (
     model_error,
     repeated,
 )
-from simulator.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
 
 SHAPE = (Shape(Length.fixed(200), Length.fixed(40)),)
 LOAD = Workload(ClosedLoop(4), SHAPE, 40)

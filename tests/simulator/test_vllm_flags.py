@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.engine_flags import EngineFlags
-from simulator.vllm_flags import BadFlag, change_flags, parse_flags, parse_size
+from simulator.engine.engine_flags import EngineFlags
+from simulator.flags.vllm_flags import BadFlag, change_flags, parse_flags, parse_size
 
 
 def test_names_with_dashes_underscores_and_vllms_synonyms_mean_the_same() -> None:

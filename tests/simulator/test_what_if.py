@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from simulator.alternative import Alternative, alternative
-from simulator.engine import simulate_level
-from simulator.paired_draws import paired_times
+from simulator.engine.simulation import simulate_level
+from simulator.flags.serve_line import read_line
+from simulator.loads.sessions import Sessions, Talk
+from simulator.loads.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.planning.alternative import Alternative, alternative
+from simulator.planning.paired_draws import paired_times
+from simulator.planning.unmodelled import AlternativeError
+from simulator.planning.what_if import METRICS, Change, Comparison, what_if
 from simulator.profile import Coefficient, Profile
-from simulator.serve_line import read_line
-from simulator.sessions import Sessions, Talk
-from simulator.summary import summarize
+from simulator.results.summary import summarize
 from simulator.uncertainty import even_draws
-from simulator.unmodelled import AlternativeError
-from simulator.what_if import METRICS, Change, Comparison, what_if
-from simulator.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
 
 CHATS = (Shape(Length(128, 512), Length(16, 64)),)
 

@@ -9,19 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.arrivals import OpenLoop, ThinkTime, parse_curve
-from simulator.engine import simulate_level
-from simulator.engine_flags import EngineFlags
-from simulator.lengths import Length, parse_length
-from simulator.levels import Levels, LoadError, parse_shape, parse_shapes, plan_load
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.simulation import simulate_level
+from simulator.engine.step_time import StepTime
+from simulator.loads.arrivals import OpenLoop, ThinkTime, parse_curve
+from simulator.loads.lengths import Length, parse_length
+from simulator.loads.levels import Levels, LoadError, parse_shape, parse_shapes, plan_load
+from simulator.loads.sessions import Sessions, Talk, parse_talk
+from simulator.loads.trace import HashIds, Trace
+from simulator.loads.workload import ClosedLoop, Load, Shape, Workload
 from simulator.profile import Profile
-from simulator.run import Run
-from simulator.run_files import RunFileError, load_run, save_run, workload_from_json, workload_to_json
-from simulator.sessions import Sessions, Talk, parse_talk
-from simulator.step_time import StepTime
-from simulator.summary import summary_table
-from simulator.trace import HashIds, Trace
-from simulator.workload import ClosedLoop, Load, Shape, Workload
+from simulator.results.run import Run
+from simulator.results.run_files import RunFileError, load_run, save_run, workload_from_json, workload_to_json
+from simulator.results.summary import summary_table
 
 STEP = StepTime(0.01, 1e-5, 1e-8, 2e-5)
 FLAGS = EngineFlags(max_num_seqs=64, num_gpu_blocks=4000, max_model_len=32_000, enable_prefix_caching=True)

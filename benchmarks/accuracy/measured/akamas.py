@@ -17,7 +17,7 @@ from benchmarks.accuracy.measured.table import DataRow, Report, compare, read
 from calibration.aggregate_fit import fit_figures
 from calibration.roofline import GpuFacts, Prior
 from calibration.trial import Figure
-from simulator.engine_flags import EngineFlags
+from simulator.engine.engine_flags import EngineFlags
 
 FILE = "akamas-rtxpro4500-qwen3-4b-fp8.csv"
 GPU = GpuFacts("RTX PRO 4500", memory_bandwidth=896e9, dense_operations=400e12)  # FP8 with FP32 accumulation

@@ -13,7 +13,7 @@ from benchmarks.accuracy.measured.table import DataRow, Report, compare, read
 from calibration.aggregate_fit import fit_figures
 from calibration.roofline import GpuFacts
 from calibration.trial import Figure
-from simulator.engine_flags import EngineFlags
+from simulator.engine.engine_flags import EngineFlags
 
 FILE = "dennislee-a100-qwen2-7b.csv"
 GPU = GpuFacts("A100 80 GB", memory_bandwidth=2.039e12, dense_operations=312e12)

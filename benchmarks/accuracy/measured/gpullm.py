@@ -15,7 +15,7 @@ from benchmarks.accuracy.measured.table import DataRow, Report, Row, compare, re
 from calibration.aggregate_fit import AggregateFit, fit_figures
 from calibration.roofline import GpuFacts
 from calibration.trial import Figure
-from simulator.engine_flags import EngineFlags
+from simulator.engine.engine_flags import EngineFlags
 
 FILE = "gpullm-h100-decode.csv"
 GPU = GpuFacts("H100 64 GB", memory_bandwidth=2.0e12, dense_operations=989e12)  # HBM2e of a custom card

@@ -19,10 +19,10 @@ from benchmarks.accuracy.measured.table import DataRow, Goal, Report, Row, read
 from calibration.aggregate_fit import AggregateFit, fit_figures
 from calibration.roofline import GpuFacts
 from calibration.trial import Figure, play_load
-from simulator.engine_flags import EngineFlags
-from simulator.run import Level
-from simulator.step_time import HostTime, StepTime
-from simulator.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.step_time import HostTime, StepTime
+from simulator.loads.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
+from simulator.results.run import Level
 
 FILE = "llm-inferno-llama31-8b.csv"
 GPU = GpuFacts("H100 SXM", memory_bandwidth=3.35e12, dense_operations=989e12)

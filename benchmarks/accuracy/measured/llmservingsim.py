@@ -19,9 +19,9 @@ from benchmarks.accuracy.measured.table import Goal, Report, Row
 from calibration.aggregate_fit import AggregateFit, fit_figures
 from calibration.roofline import GpuFacts
 from calibration.trial import Figure, play_load
-from simulator.engine_flags import EngineFlags
-from simulator.run import Level
-from simulator.trace import Trace
+from simulator.engine.engine_flags import EngineFlags
+from simulator.loads.trace import Trace
+from simulator.results.run import Level
 
 NAME = "llmservingsim-rtx4090-llama31-8b"
 GPU = GpuFacts("RTX 4090", memory_bandwidth=1008e9, dense_operations=165.2e12)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.roofline import Efficiency, GpuFacts, ModelFacts, Prior, roofline_priors
-from simulator.workload import ClosedLoop, Length, Load, OpenLoop, Shape, Workload
+from simulator.loads.workload import ClosedLoop, Length, Load, OpenLoop, Shape, Workload
 
 LLAMA_3_1_8B = ModelFacts(8_030_261_248, 128_256 * 4096, 32, 32, 8, 128)
 QWEN_2_7B = ModelFacts(7_615_616_512, 152_064 * 3584, 28, 28, 4, 128)

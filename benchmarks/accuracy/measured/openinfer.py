@@ -12,7 +12,7 @@ from benchmarks.accuracy.measured.table import DataRow, Report, Row, compare, re
 from calibration.aggregate_fit import fit_figures
 from calibration.roofline import GpuFacts
 from calibration.trial import Figure
-from simulator.engine_flags import EngineFlags
+from simulator.engine.engine_flags import EngineFlags
 
 COLD, POISSON = "openinfer-rtx5090-cold-ttft.csv", "openinfer-rtx5090-poisson.csv"
 GPU = GpuFacts("RTX 5090", memory_bandwidth=1792e9, dense_operations=209.5e12)  # bfloat16 with FP32 accumulation

@@ -11,7 +11,7 @@ import numpy as np
 
 from calibration.aggregate_fit import AggregateFit
 from calibration.trial import Figure, figures_of, play_load
-from simulator.engine_flags import EngineFlags
+from simulator.engine.engine_flags import EngineFlags
 
 DataRow = dict[str, str]
 

@@ -13,7 +13,7 @@ from benchmarks.accuracy.measured.table import DataRow, Report, compare, read
 from calibration.aggregate_fit import fit_figures
 from calibration.roofline import GpuFacts
 from calibration.trial import Figure
-from simulator.engine_flags import EngineFlags
+from simulator.engine.engine_flags import EngineFlags
 
 FILE = "techbromoho-l40s-qwen3-8b.csv"
 GPU = GpuFacts("L40S", memory_bandwidth=864e9, dense_operations=362e12)

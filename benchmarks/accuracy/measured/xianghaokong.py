@@ -17,8 +17,8 @@ from benchmarks.accuracy.measured.table import DataRow, Report, Row, compare, re
 from calibration.aggregate_fit import AggregateFit, fit_figures
 from calibration.roofline import GpuFacts
 from calibration.trial import Figure, play_load
-from simulator.engine_flags import EngineFlags
-from simulator.trace import Trace
+from simulator.engine.engine_flags import EngineFlags
+from simulator.loads.trace import Trace
 
 LEVELS, CHUNKS = "xianghaokong-a100-qwen25-15b.csv", "xianghaokong-a100-chunk-budget.csv"
 GPU = GpuFacts("A100 PCIe 80 GB", memory_bandwidth=1.935e12, dense_operations=312e12)

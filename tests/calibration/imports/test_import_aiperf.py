@@ -8,8 +8,8 @@ import pytest
 from result_files import aiperf_line, sample, write
 
 from calibration.imports import ImportFileError, import_aggregates, import_files
-from simulator.summary import summarize
-from simulator.workload import ClosedLoop
+from simulator.loads.workload import ClosedLoop
+from simulator.results.summary import summarize
 
 SLICE = {"start_ns": 1_700_000_000_000_000_000, "end_ns": 1_700_000_001_000_000_000}
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from calibration.imports import load_stated
 from capsim.cli import OneLineErrors
 from capsim.commands.import_ import import_
-from simulator.run_files import load_run
+from simulator.results.run_files import load_run
 
 
 def run(*arguments: object) -> Result:

@@ -8,8 +8,8 @@ import pytest
 from result_files import guidellm_timings, guidellm_v2, sample, write
 
 from calibration.imports import ImportFileError, NoRequestsError, import_aggregates, import_files, import_stated
-from simulator.summary import summarize
-from simulator.workload import ClosedLoop, OpenLoop
+from simulator.loads.workload import ClosedLoop, OpenLoop
+from simulator.results.summary import summarize
 
 CONCURRENT = {"type_": "concurrent", "streams": 2}
 

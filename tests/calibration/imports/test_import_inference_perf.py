@@ -9,8 +9,8 @@ import yaml
 from result_files import inference_perf_request, sample, write
 
 from calibration.imports import ImportFileError, NoRequestsError, import_aggregates, import_files, import_stated
-from simulator.summary import summarize
-from simulator.workload import ClosedLoop, OpenLoop
+from simulator.loads.workload import ClosedLoop, OpenLoop
+from simulator.results.summary import summarize
 
 
 def report(tool: str, **load: object) -> dict:

@@ -8,8 +8,8 @@ import pytest
 from result_files import sglang, write
 
 from calibration.imports import ImportFileError, NoRequestsError, import_aggregates, import_files
-from simulator.summary import summarize
-from simulator.workload import ClosedLoop, OpenLoop
+from simulator.loads.workload import ClosedLoop, OpenLoop
+from simulator.results.summary import summarize
 
 DETAILS = ("input_lens", "output_lens", "ttfts", "itls", "generated_texts", "errors")
 

@@ -10,9 +10,9 @@ import pytest
 from result_files import sample, vllm_bench, vllm_bench_plain, write
 
 from calibration.imports import ImportFileError, NoRequestsError, import_aggregates, import_files, import_stated
-from simulator.run_files import load_run, save_run
-from simulator.summary import summarize
-from simulator.workload import ClosedLoop, OpenLoop
+from simulator.loads.workload import ClosedLoop, OpenLoop
+from simulator.results.run_files import load_run, save_run
+from simulator.results.summary import summarize
 
 
 def test_the_real_completions_file_gives_its_own_mean_tpot_and_the_true_concurrency() -> None:

@@ -1,0 +1,1 @@
+"""The flags of vllm serve, and the command lines that carry them."""

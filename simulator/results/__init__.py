@@ -1,0 +1,1 @@
+"""What came of a run, measured or simulated: its tables, percentiles and files."""
