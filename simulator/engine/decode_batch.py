@@ -58,13 +58,9 @@ class DecodeBatch:
         if (due := self._due.get(request.last_step)) is not None:
             due.remove(request)
 
-    def computed(self, request: Request) -> int:
-        """Tokens computed by a request of the batch."""
-        return request.computed + self.clock - request.joined
-
     def needs_block(self, request: Request) -> bool:
         """Whether the request's next token opens a new block."""
-        return self.computed(request) % self._block_size == 0
+        return (request.computed + self.clock - request.joined) % self._block_size == 0
 
     def blocks_needed(self, steps: int = 1) -> int:
         """Blocks that the whole batch takes in its next `steps` steps."""

@@ -5,8 +5,8 @@
 asynchronous scheduling it calls ``schedule()`` for step k+1 before ``update()`` for step k.
 
 Requests that decode steadily are counted together in a `DecodeBatch`; everything else is handled one by one. Whenever
-the shortcut could differ from vLLM's own loop (blocks or token budget run short), that loop is walked request by
-request.
+the shortcut could differ from vLLM's own loop (blocks run short, or it matters who takes which), that loop is walked
+request by request.
 """
 
 from __future__ import annotations
@@ -148,22 +148,18 @@ class Scheduler:
 
     def _schedule_running(self, step: Step, threshold: int) -> int:
         """Give tokens to running requests; returns what is left of the step's token budget."""
-        budget = self.flags.max_num_batched_tokens
         decodes = self.batch.size
-        needed = needed_by_batch = self.batch.blocks_needed() if decodes else 0
+        needed = needed_by_batch = self.batch.blocks_needed()
         plan: list[Chunk] = []
-        others = self._others
-        budget_left = budget - decodes
-        for request in others:
-            tokens = self._tokens_wanted(request, threshold)
-            if tokens > budget_left and not (request is others[-1] and self._is_last(request)):
-                return self._schedule_one_by_one(step, threshold)
-            tokens = min(tokens, budget_left)
+        budget_left = self.flags.max_num_batched_tokens - decodes
+        for request in self._others:
+            # only the last of the running list can be cut by the budget, so the batch may take its part first
+            tokens = min(self._tokens_wanted(request, threshold), budget_left)
             if tokens > 0:
                 plan.append(Chunk(request, tokens, request.computed))
                 needed += self._blocks_for(request, tokens)
                 budget_left -= tokens
-        if budget_left < 0 or needed > self.kv_cache.free_blocks or (plan and self.kv_cache.ordered):
+        if needed > self.kv_cache.free_blocks or (plan and self.kv_cache.ordered):
             return self._schedule_one_by_one(step, threshold)
         if needed_by_batch:
             self.kv_cache.take_for_batch(self.batch, 1)
@@ -172,9 +168,6 @@ class Scheduler:
         step.chunks = plan
         step.decodes = decodes
         return budget_left
-
-    def _is_last(self, request: Request) -> bool:
-        return next(reversed(self.running)) is request
 
     def _tokens_wanted(self, request: Request, threshold: int) -> int:
         """Tokens that a running request outside the batch lacks, within all limits but the step's budget."""
@@ -189,8 +182,7 @@ class Scheduler:
 
     def _blocks_for(self, request: Request, tokens: int) -> int:
         """Blocks that `request` must take to compute `tokens` more tokens."""
-        length = min(request.computed + tokens, self.flags.max_model_len)
-        return max(-(-length // self.flags.block_size) - request.blocks, 0)
+        return -(-(request.computed + tokens) // self.flags.block_size) - request.blocks
 
     def _schedule_one_by_one(self, step: Step, threshold: int) -> int:
         """vLLM's loop over the running list, with preemption: the general case of `_schedule_running`."""
@@ -206,7 +198,6 @@ class Scheduler:
             if tokens <= 0:
                 index += 1
                 continue
-            context = self.batch.computed(request) if decoding else request.computed
             stop = False
             while (needed := self._blocks_of(request, tokens)) > self.kv_cache.free_blocks:
                 victim = self._choose_victim(order)
@@ -225,8 +216,8 @@ class Scheduler:
                 break
             self.kv_cache.take(request, needed)
             if not decoding:
-                self.kv_cache.store(request, min(context + tokens, request.prompt_tokens + request.output))
-            granted[request] = Chunk(request, tokens, context)
+                self.kv_cache.store(request, min(request.computed + tokens, request.prompt_tokens + request.output))
+            granted[request] = Chunk(request, tokens, request.computed)
             budget -= tokens
             index += 1
         self._drop_missed(step, granted)
@@ -335,9 +326,8 @@ class Scheduler:
     def _has_room(self, known: int, computed: int, prefix: list[int]) -> bool:
         """vLLM's admission rule: room for `computed` tokens after this step, for all `known` ones if they are reserved,
         and a watermark unless nothing runs."""
-        flags = self.flags
-        length = max(known, computed) if self._reserves_all else computed
-        blocks = -(-min(length, flags.max_model_len) // flags.block_size) - len(prefix)
+        length = known if self._reserves_all else computed
+        blocks = -(-length // self.flags.block_size) - len(prefix)
         blocks += self.kv_cache.unreferenced(prefix)
         return blocks + (self._watermark if self.running else 0) <= self.kv_cache.free_blocks
 

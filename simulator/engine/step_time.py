@@ -15,6 +15,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
+LEAST_STEP = 1e-9  # s
+
 
 @dataclass(frozen=True)
 class StepTime:
@@ -48,9 +50,9 @@ class StepTime:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not 0 <= value < float("inf"):
+            if not 0 <= value < math.inf:
                 raise ValueError(f"step time: {field.name} must be a finite number of seconds >= 0, got {value}")
-        if self.constant + self.per_sequence <= 0:
+        if self.constant + self.per_sequence < LEAST_STEP:
             raise ValueError("step time: constant and per_sequence are both zero; a step cannot take no time")
 
     def duration(
@@ -103,7 +105,7 @@ class HostTime:
     def __post_init__(self) -> None:
         for name in ("per_request", "per_request_serial", "per_prompt_token"):
             value = getattr(self, name)
-            if not 0 <= value < float("inf"):
+            if not 0 <= value < math.inf:
                 raise ValueError(f"host time: {name} must be a finite number of seconds >= 0, got {value}")
         if self.gap_noise and len(self.gap_noise) != len(NOISE_PERCENTILES):
             raise ValueError(
