@@ -9,6 +9,7 @@ from dataclasses import asdict
 from simulator.engine.engine_flags import EngineFlags
 from simulator.engine.engine_rules import version_note
 from simulator.engine.fleet import Fleet
+from simulator.engine.saturation import held_rate
 from simulator.engine.step_time import HostTime, StepTime
 from simulator.loads.workload import Load
 from simulator.profile import Profile
@@ -27,14 +28,16 @@ def predict(
     """Simulate every level of load on the server of `profile`, or on a fleet of such servers.
 
     `flags` default to the profile's. `on_level` is told how many levels are done, the part of a begun one included
-    where it takes several simulations. A level that leaves the measured range says so in its notes. `with_intervals`
-    simulates each level more often, see `simulator.uncertainty`. Raises `simulator.engine.scheduler.CannotFit` for a
+    where it takes several simulations. A level that leaves the measured range says so in its notes, and that of an open
+    loop knows the rate that the server can hold. `with_intervals` simulates each level more often, see
+    `simulator.uncertainty`. Raises `simulator.engine.scheduler.CannotFit` for a
     request that the engine can never serve.
     """
     flags, fleet = flags or profile.engine_flags, fleet or Fleet()
     levels: list[Level] = []
     for workload in workloads:
         level = fleet.simulate(workload, flags, profile.step_time, profile.host_time)
+        level.held_rate = held_rate(workload, flags, profile.step_time, profile.host_time, fleet)
         level.notes += profile.outside_range(fleet.share(workload), flags, _peak_running(level, fleet))
         level.notes += [note] if (note := version_note(flags.engine_version)) else []
         if with_intervals:

@@ -86,7 +86,7 @@ def intervals_from(
     """
     found = {}
     for name, value in predicted.items():
-        if value is not None and name not in COUNTS:
+        if value is not None and not math.isnan(value) and name not in COUNTS:
             model = wider * max(model_error(profile, name), LEAST_ERROR) if _kin(name) else 0.0
             found[name] = _interval(float(value), _deviations(name, base, drawn), model, reach)
     return found
@@ -132,10 +132,13 @@ def _deviations(name: str, base: Numbers, drawn: Sequence[Numbers]) -> Array:
 
 def _interval(value: float, deviations: Array, model: float, reach: float) -> tuple[float, float]:
     """About the prediction and not about the mean of the draws: a percentile between two modes may be in either."""
-    spread = reach * math.hypot(math.sqrt(float(np.mean(deviations**2))), model)
+    spread = min(reach * math.hypot(math.sqrt(float(np.mean(deviations**2))), model), MOST_SPREAD)
     if value > 0:
         return value * math.exp(-spread), value * math.exp(spread)
     return max(0.0, value - spread), value + spread
+
+
+MOST_SPREAD = 300.0  # of a logarithm: beyond what a prediction could mean, and e^300 is still a number
 
 
 def widening(profile: Profile, workload: Load, flags: EngineFlags, level: Level, fleet: Fleet | None = None) -> float:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from simulator.planning.targets import missed_targets, targets_label
 from simulator.results.run import Run
-from simulator.results.summary import Summary, summarize
+from simulator.results.summary import Summary, stated, summarize
 
 Numbers = Mapping[str, float | int | None]  # by the names of `Summary.flat`
 
@@ -87,7 +87,7 @@ def recommend(run: Run, targets: Mapping[str, float] | None = None) -> Operating
     """
     if not run.levels:
         return None
-    summaries = [summarize(level) for level in run.levels]
+    summaries = [stated(summarize(level), run.source) for level in run.levels]
     labels = [level.workload.label for level in run.levels]
     if not targets:
         best = knee([one.flat() for one in summaries])

@@ -17,13 +17,13 @@ from scipy.special import stdtrit
 
 from simulator.loads.sessions import Sessions
 from simulator.loads.workload import OpenLoop, Workload
-from simulator.planning.steady_state import backlog_growth, delivery_rates, mean_in_flight, middle, steady_part
+from simulator.planning.steady_state import delivery_rates, mean_in_flight, middle, steady_part
 from simulator.planning.targets import figures, request_bounds
+from simulator.results.backlog import MAX_GROWTH, backlog_growth
 from simulator.results.run import Level
 from simulator.results.summary import summarize
 
 CONFIDENCE = 0.9
-MAX_GROWTH = 0.02  # of the arrivals; a backlog that grows faster has no steady state
 
 AnyLoad = Workload | Sessions
 Verdict = Literal["meets", "misses", "undecided", "no steady state"]
@@ -43,7 +43,7 @@ class Trial:
         intervals: 90 % intervals of the same
         goodput: completed requests a second that keep the targets of a request,
             `simulator.planning.targets.request_bounds`
-        growth: 90 % interval of `simulator.planning.steady_state.backlog_growth`; None in a closed loop
+        growth: 90 % interval of `simulator.results.backlog.backlog_growth`; None in a closed loop
     """
 
     load: AnyLoad
@@ -74,7 +74,7 @@ class Replication:
         counted: what counts of it
         numbers: by the names of `simulator.results.summary.Summary.flat`; times in seconds
         in_target_units: what may have a target, see `simulator.planning.targets.figures`
-        growth: `simulator.planning.steady_state.backlog_growth`; None in a closed loop
+        growth: `simulator.results.backlog.backlog_growth`; None in a closed loop
     """
 
     counted: Level

@@ -1,4 +1,4 @@
-"""The middle of a level, where its load is at its plateau, and whether an open loop has one at all.
+"""The middle of a level, where its load is at its plateau; `simulator.results.backlog` tells whether there is one.
 
 A level starts empty and ends empty. Its first requests come in a burst or meet an idle server, its last ones meet a
 server that empties. A capacity is about the time in between, so requests are left out by when they were sent, which
@@ -16,13 +16,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from simulator.loads.workload import Load
+from simulator.results.backlog import START_SHARE
 from simulator.results.run import Level
 
 Array = npt.NDArray[np.float64]
 
 START_ROUNDS = 2  # requests of each client that are left out at the start of a closed loop
-START_SHARE = 0.25  # of the requests that are left out at the start of an open loop
-GROWTH_POINTS = 64  # moments at which a backlog is looked at
 
 
 class TooShort(ValueError):
@@ -118,22 +117,3 @@ def mean_in_flight(level: Level, part: Middle) -> float:
     end = start + np.nan_to_num(level.requests["e2el"].to_numpy())
     inside = np.clip(end, part.start, part.end) - np.clip(start, part.start, part.end)
     return float(inside.sum() / (part.end - part.start)) if part.end > part.start else float("nan")
-
-
-def backlog_growth(level: Level) -> float:
-    """Requests by which the backlog of an open loop grows with each one that arrives: 0 in a steady state, up to 1.
-
-    The slope of the requests in the system over time, by least squares over `GROWTH_POINTS` moments from the end of the
-    start until the last request is sent, over the arrival rate.
-    """
-    sent = level.workload.arrival_times()  # those who wait at the client, for `max_concurrency`, are backlog too
-    if sent is None or len(sent) != len(level.requests):
-        sent = np.sort(level.requests["arrival"].to_numpy())
-    ended = np.sort((level.requests["arrival"] + level.requests["e2el"]).dropna().to_numpy())
-    first = int(START_SHARE * len(sent))
-    moments = np.linspace(sent[first], sent[-1], GROWTH_POINTS)
-    if moments[-1] <= moments[0]:
-        return float("nan")
-    backlog = np.searchsorted(sent, moments, side="right") - np.searchsorted(ended, moments, side="right")
-    rate = (len(sent) - 1 - first) / (moments[-1] - moments[0])
-    return float(np.polyfit(moments - moments[0], backlog, 1)[0] / rate)

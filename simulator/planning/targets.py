@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from simulator.results.summary import LATENCIES, PERCENTILES, Summary
+from simulator.results.summary import LATENCIES, STATISTICS, Summary
 from simulator.yaml_file import KeyProblem, suggestion
 
+STEADY_STATE = "steady state"  # what is missed without one
 ERROR_RATE = "error_rate"  # share of the requests that fail
-STATISTICS = ("mean", *(f"p{rank}" for rank in PERCENTILES))
 TARGET_NAMES = [f"{statistic}_{latency}" for latency in LATENCIES for statistic in STATISTICS] + [ERROR_RATE]
 
 
@@ -74,8 +74,12 @@ def figures_of(numbers: Mapping[str, float | int | None]) -> dict[str, float]:
 
 
 def missed_targets(summary: Summary, targets: Mapping[str, float]) -> list[str]:
-    """The names of the targets that a level does not meet; one that was not seen is not met."""
-    return missed_of(summary.flat(), targets)
+    """The names of the targets that a level does not meet; one that was not seen is not met.
+
+    Without a steady state, no level meets any for long: `STEADY_STATE` is then among them.
+    """
+    missed = missed_of(summary.flat(), targets)
+    return [*missed, STEADY_STATE] if targets and summary.state == "no steady state" else missed
 
 
 def missed_of(numbers: Mapping[str, float | int | None], targets: Mapping[str, float]) -> list[str]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from simulator.engine.engine_flags import EngineFlags
 from simulator.engine.engine_rules import version_note
+from simulator.engine.saturation import held_rate
 from simulator.engine.scheduler import CannotFit
 from simulator.loads.workload import Load
 from simulator.planning.alternative import Alternative
@@ -22,8 +23,9 @@ from simulator.planning.limits import LIMITS, OF_STEPS, Limits, what_limits
 from simulator.planning.paired_draws import Times, paired_times
 from simulator.planning.unmodelled import AlternativeError
 from simulator.profile import Profile
+from simulator.results.backlog import in_terms_of
 from simulator.results.run import Level
-from simulator.results.summary import LATENCIES, PERCENTILES, summarize
+from simulator.results.summary import LATENCIES, STATISTICS, Summary, stated, summarize
 from simulator.uncertainty import (
     LEAST_ERROR,
     intervals_from,
@@ -44,7 +46,7 @@ METRICS = (
     "mean_active_tokens",
     "peak_active_tokens",
     "peak_kv_tokens",
-    *(f"{name}_{latency}" for latency in LATENCIES for name in ("mean", *(f"p{share}" for share in PERCENTILES))),
+    *(f"{name}_{latency}" for latency in LATENCIES for name in STATISTICS),
 )
 NEARLY_FULL = 0.95  # share of the KV pool from which on requests may wait for it
 ENOUGH_REQUESTS = 200  # that tell whether a load shares prefixes
@@ -55,12 +57,13 @@ LITTLE = 0.02  # a change of throughput and of the time of requests that is hard
 class Outcome:
     """What one server does under one load.
 
-    `numbers` are those of `simulator.results.summary.Summary.flat`, `intervals` the 90 % intervals of them, empty where
-    none were asked for. `notes` say what leaves the measured range. `limits` are None for several engines, and
-    `ceilings` are those of all engines together.
+    `numbers` are those of `simulator.results.summary.Summary.flat` of the `summary`, `intervals` the 90 % intervals of
+    them, empty where none were asked for. `notes` say what leaves the measured range. `limits` are None for several
+    engines, and `ceilings` are those of all engines together.
     """
 
     server: Alternative
+    summary: Summary
     numbers: Numbers
     intervals: dict[str, tuple[float, float]]
     limits: Limits | None
@@ -133,20 +136,28 @@ def _say_nothing(_share: float) -> None:
 def _compare(
     servers: Sequence[Alternative], load: Load, with_intervals: bool, tell: Callable[[float], None]
 ) -> Comparison:
-    levels = [_simulate(server, load) for server in servers]
-    numbers = [summarize(level).flat() for level in levels]
+    levels = [_level(server, load) for server in servers]
+    summaries = [stated(summarize(level), "simulated") for level in levels]
+    numbers = [summary.flat() for summary in summaries]
     draws = _Draws(servers, load, numbers, tell) if with_intervals and knows_errors(servers[0].profile) else None
     outcomes, wider = [], []
     for place, (server, level) in enumerate(zip(servers, levels, strict=True)):
         wider.append(1.0 + server.profile.doublings_outside(*_seen_by_one(server, load, level)))
         intervals = draws.intervals(place, wider[place]) if draws else {}
-        outcomes.append(_outcome(server, load, level, numbers[place], intervals))
+        outcomes.append(_outcome(server, load, level, summaries[place], intervals))
     changes = [
         {name: _change(draws, numbers, name, place, max(wider[0], wider[place])) for name in METRICS}
         for place in range(1, len(servers))
     ]
     reasons = [_why(outcomes[0], outcome, load) for outcome in outcomes[1:]]
     return Comparison(load, outcomes[0], outcomes[1:], changes, reasons)
+
+
+def _level(server: Alternative, load: Load) -> Level:
+    """The load on a server, and the rate that it can hold."""
+    level, profile = _simulate(server, load), server.profile
+    level.held_rate = held_rate(load, server.flags, profile.step_time, profile.host_time, server.fleet)
+    return level
 
 
 def _simulate(server: Alternative, load: Load, times: Times | None = None) -> Level:
@@ -158,14 +169,14 @@ def _simulate(server: Alternative, load: Load, times: Times | None = None) -> Le
 
 
 def _outcome(
-    server: Alternative, load: Load, level: Level, numbers: Numbers, intervals: dict[str, tuple[float, float]]
+    server: Alternative, load: Load, level: Level, summary: Summary, intervals: dict[str, tuple[float, float]]
 ) -> Outcome:
     profile, flags = server.profile, server.flags
     notes = level.notes + profile.outside_range(*_seen_by_one(server, load, level))
     notes += [note] if (note := version_note(flags.engine_version)) else []
     alone = server.fleet.engines == 1
     limits = what_limits(level, flags, profile.step_time, profile.host_time) if alone else None
-    return Outcome(server, numbers, intervals, limits, _ceilings(server, load), notes)
+    return Outcome(server, summary, summary.flat(), intervals, limits, _ceilings(server, load), notes)
 
 
 def _seen_by_one(server: Alternative, load: Load, level: Level) -> tuple[Load, EngineFlags, int]:
@@ -263,6 +274,8 @@ def _why(before: Outcome, after: Outcome, load: Load) -> str:
     """One sentence on what the alternative does to the time of requests, and what limits it then."""
     old, new = before.number("mean_e2el"), after.number("mean_e2el")
     faster = after.number("output_throughput") / before.number("output_throughput") - 1
+    if unsteady := _why_unsteady(before, after, load):
+        return unsteady
     if before.limits is None or after.limits is None:
         return _why_many(before, after, old, new)
     if max(abs(new / old - 1), abs(faster)) < LITTLE:
@@ -281,6 +294,16 @@ def _why(before: Outcome, after: Outcome, load: Load) -> str:
         f"a request takes {new:.3g} s instead of {old:.3g} s, with {abs(seconds):.2g} s "
         f"{'less' if seconds < 0 else 'more'} for {told}; now {after.limits.sentence()}"
     )
+
+
+def _why_unsteady(before: Outcome, after: Outcome, load: Load) -> str:
+    """The sentence where requests wait ever longer on one of the servers; empty where on none."""
+    known = {"the baseline": before, "this server": after}
+    unsteady = {name: one for name, one in known.items() if one.summary.state == "no steady state"}
+    told = " and ".join(
+        f"{name} holds about {in_terms_of(load, one.summary.held_rate):.3g}/s" for name, one in unsteady.items()
+    )
+    return f"no steady state at {load.label}: {told}" if told else ""
 
 
 def _in_steps(before: Limits, after: Limits, main: str, seconds: float) -> str:

@@ -6,18 +6,15 @@ batches, so that the true spread between repeats of a level can be wider: only a
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from simulator.results.percentiles import weighted_percentiles
+from simulator.results.percentiles import PERCENTILES, requests_for, weighted_percentiles
 from simulator.results.run import Level
 
 RESAMPLES = 200
 CONFIDENCE = 90  # % within an interval
-PERCENTILES = (50, 90, 95, 99)
 LEAST_REQUESTS = 5
 RANKS = np.concatenate([np.arange(0.25, 98, 0.25), np.arange(98, 100.01, 0.05)]).clip(max=100)  # %, of the pooled gaps
 
@@ -25,21 +22,12 @@ Array = npt.NDArray[np.float64]
 Interval = tuple[float, float]
 
 
-def requests_for(percentile: float) -> int:
-    """The least sample whose largest value exceeds the true percentile in 95 of 100 cases; fewer do not bound it."""
-    return math.ceil(math.log((1 - CONFIDENCE / 100) / 2) / math.log(percentile / 100))
-
-
-def unbounded_percentiles(requests: int) -> list[int]:
-    """Percentiles of a request's latencies on which nothing should be built that is made of so few."""
-    return [percentile for percentile in PERCENTILES if requests < requests_for(percentile)]
-
-
 def resampled_intervals(level: Level, seed: int = 0) -> dict[str, Interval]:
     """90 % intervals by the names of `simulator.results.summary.Summary.flat`, as far as the number of requests allows.
 
     Mean and percentiles of TTFT, TPOT and E2EL; of ITL where the level keeps its tokens; throughputs of a closed loop
-    without think time, by Little's law. A percentile that the sample does not bound (see `requests_for`) has none.
+    without think time, by Little's law. A percentile that the sample does not bound has none
+    (`simulator.results.percentiles.requests_for`).
     """
     done = level.completed
     if len(done) < LEAST_REQUESTS:

@@ -7,31 +7,36 @@ completed requests only; both gauges of concurrency count every request.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from simulator.results.percentiles import weighted_percentiles
+from simulator.results.backlog import State, held_rate, state_of
+from simulator.results.percentiles import PERCENTILES, unbounded_percentiles, weighted_percentiles
 from simulator.results.run import Level, Run
 from simulator.results.steady_window import steady_window, tokens_within
 
-PERCENTILES = (50, 90, 95, 99)
+STATISTICS = ("mean", *(f"p{percentile}" for percentile in PERCENTILES))
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
+SAME_MOMENT = 1e-9  # s; an answer and the request that it lets go are no farther apart, but for rounding
+
+LEAST_SPAN = 1e-9  # s over which a gauge has a mean over time
 
 Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and percentiles of one latency, in seconds; NaN where nothing was seen."""
+    """Mean and percentiles of one latency, in seconds, NaN where nothing was seen; and of how many values."""
 
     mean: float
     p50: float
     p90: float
     p95: float
     p99: float
+    count: int
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,11 @@ class Summary:
         peak_kv_tokens: tokens whose KV is held
         preemptions: of all requests; None where it cannot be seen
         ttft, tpot, itl, e2el: latencies as `simulator.results.run` defines them
+        state: whether the level has a steady state, `simulator.results.backlog`; without one, percentiles of TTFT and
+            E2EL tell how long the level was
+        held_rate: requests a second of an open loop that its server can hold, as far as is known; else NaN
+
+    All but `steady_output_throughput` and `steady_duration` count the whole level, ramp and drain included.
     """
 
     requests: int
@@ -72,6 +82,18 @@ class Summary:
     tpot: Spread
     itl: Spread
     e2el: Spread
+    state: State
+    held_rate: float
+
+    @property
+    def too_few(self) -> tuple[str, ...]:
+        """Names of the percentiles that their samples do not bound, such as ``p99_ttft`` of 100 requests."""
+        return tuple(
+            f"p{percentile}_{name}"
+            for name in LATENCIES
+            for percentile in unbounded_percentiles(getattr(self, name).count)
+            if getattr(self, name).count
+        )
 
     def flat(self) -> dict[str, float | int | None]:
         """Every number by its name; those of a latency as ``mean_ttft``, ``p50_ttft`` and so on."""
@@ -79,8 +101,8 @@ class Summary:
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Spread):
-                numbers |= {f"{part.name}_{field.name}": getattr(value, part.name) for part in fields(value)}
-            else:
+                numbers |= {f"{part}_{field.name}": getattr(value, part) for part in STATISTICS}
+            elif field.name not in ("state", "held_rate"):
                 numbers[field.name] = value
         return numbers
 
@@ -114,12 +136,29 @@ def summarize(level: Level) -> Summary:
         tpot=_spread(done["tpot"]),
         itl=_spread(level.gaps["gap"], level.gaps["count"]),
         e2el=_spread(done["e2el"]),
+        state=state_of(level),
+        held_rate=held_rate(level),
     )
 
 
+def stated(summary: Summary, source: str) -> Summary:
+    """The numbers that a run of this `source` may state. A prediction without steady state has neither TTFT nor E2EL:
+    they only say how long the level was. What was measured has been so."""
+    if source == "measured" or summary.state != "no steady state":
+        return summary
+    nothing = float("nan")
+    refused = Spread(nothing, nothing, nothing, nothing, nothing, 0)
+    return replace(summary, ttft=refused, e2el=refused)
+
+
 def summary_table(run: Run) -> pd.DataFrame:
-    """One row a level: its load, then everything in `Summary.flat`."""
-    rows = [load_columns(level) | summarize(level).flat() for level in run.levels]
+    """One row a level: its load, everything in `Summary.flat` as far as it is `stated`, its state, the rate that its
+    server can hold, and which percentiles are of too few samples."""
+    rows = []
+    for level in run.levels:
+        summary = stated(summarize(level), run.source)
+        known = {"state": summary.state, "held_rate": summary.held_rate, "too_few": " ".join(summary.too_few)}
+        rows.append(load_columns(level) | summary.flat() | known)
     table = pd.DataFrame(rows)
     if "preemptions" in table:
         table["preemptions"] = table["preemptions"].astype("Int64")
@@ -145,13 +184,12 @@ def lengths_label(level: Level) -> str:
 def _spread(values: pd.Series[float], counts: Iterable[int] | None = None) -> Spread:
     sample = values.to_numpy(np.float64)
     weights = np.ones(len(sample), np.int64) if counts is None else np.asarray(counts, np.int64)
-    seen = ~np.isnan(sample)
-    sample, weights = sample[seen], weights[seen]
-    if not weights.sum():
-        return Spread(*[float("nan")] * 5)
-    return Spread(
-        float(np.average(sample, weights=weights)), *weighted_percentiles(sample, weights, PERCENTILES).tolist()
-    )
+    if not (seen := ~np.isnan(sample)).all():
+        sample, weights = sample[seen], weights[seen]
+    count = int(weights.sum())
+    mean = float(np.average(sample, weights=weights)) if count else float("nan")
+    p50, p90, p95, p99 = weighted_percentiles(sample, weights, PERCENTILES).tolist()
+    return Spread(mean, p50, p90, p95, p99, count)
 
 
 def _concurrency(level: Level) -> tuple[float, int]:
@@ -161,8 +199,10 @@ def _concurrency(level: Level) -> tuple[float, int]:
     end = start + table["e2el"].to_numpy()
     if not len(start) or level.duration <= 0:
         return float("nan"), 0
-    mean = float((np.clip(end, 0, level.duration) - np.clip(start, 0, level.duration)).sum() / level.duration)
-    times = np.concatenate([end, start])  # a stable sort lets an end go before a start of the same moment
+    first = float(start.min())  # an open loop's first request is not at 0
+    last = first + level.duration
+    mean = float((np.clip(end, first, last) - np.clip(start, first, last)).sum() / level.duration)
+    times = np.concatenate([end - SAME_MOMENT, start])  # who sends on an answer was never two
     change = np.concatenate([np.full(len(end), -1), np.full(len(start), 1)])
     return mean, int(np.cumsum(change[np.argsort(times, kind="stable")]).max())
 
@@ -189,7 +229,7 @@ def _gauge(timeline: pd.DataFrame, name: str) -> tuple[float, float]:
     if not len(value):
         return float("nan"), float("nan")
     span = time[-1] - time[0]
-    mean = _area(time, value) / span if span > 0 else value.mean()
+    mean = _area(time, value) / span if span > LEAST_SPAN else value.mean()
     return float(mean), float(value.max())
 
 

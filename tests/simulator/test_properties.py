@@ -1,9 +1,8 @@
-"""What holds for any load on any engine, and what queueing theory and a pencil say about the simple ones."""
+"""What holds for any load on any engine."""
 
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import subprocess
 import sys
@@ -28,7 +27,6 @@ from simulator.engine.request import Request
 from simulator.engine.simulation import Engine, simulate_level
 from simulator.engine.step_time import StepTime
 from simulator.loads.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
-from simulator.results.run import Level
 
 examples = settings(
     max_examples=40,
@@ -243,6 +241,7 @@ def test_active_tokens_are_prompt_and_generated_tokens_of_the_running_requests(s
     assert outcome.timeline["active_tokens"].tolist() == expected
 
 
+@pytest.mark.slow
 @examples
 @given(scenarios())
 def test_running_steps_ahead_is_the_same_as_one_by_one(scenario: Scenario) -> None:
@@ -341,60 +340,9 @@ def test_the_same_seed_gives_the_same_bytes() -> None:
     assert level_bytes(seed=1) != level_bytes(seed=2)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes_in_another_process() -> None:
     code = "import hashlib, test_properties as t; print(hashlib.sha256(t.level_bytes(seed=1)).hexdigest())"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "7"}
     process = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert process.stdout.strip() == hashlib.sha256(level_bytes(seed=1)).hexdigest()
-
-
-# --- what a pencil says
-
-
-def alone(prompt: int, output: int, flags: EngineFlags) -> Level:
-    workload = Workload(ClosedLoop(1), (Shape(Length.fixed(prompt), Length.fixed(output)),), num_prompts=1)
-    return simulate_level(workload, flags, STEP_TIME)
-
-
-def prefill_time(prompt: int, budget: int) -> float:
-    """Chunks of `budget` tokens, one after the other."""
-    total = 0.0
-    for context in range(0, prompt, budget):
-        tokens = min(budget, prompt - context)
-        total += STEP_TIME.constant + STEP_TIME.per_sequence + STEP_TIME.mixed_per_sequence
-        total += tokens * (STEP_TIME.per_prefill_token + STEP_TIME.per_prefill_attention * (context + tokens / 2))
-    return total
-
-
-def decode_time(prompt: int, output: int) -> float:
-    """Every step reads one token more than the one before, the first one the whole prompt."""
-    steps = output - 1
-    kv_tokens = steps * prompt + steps * (steps - 1) / 2
-    return steps * (STEP_TIME.constant + STEP_TIME.per_sequence) + STEP_TIME.per_kv_token * kv_tokens
-
-
-@pytest.mark.parametrize("asynchronous", [True, False])
-@pytest.mark.parametrize(("prompt", "output"), [(1, 1), (1, 2), (100, 1), (512, 300), (513, 17), (5000, 40)])
-def test_a_request_alone_takes_the_time_of_its_steps(prompt: int, output: int, asynchronous: bool) -> None:
-    flags = EngineFlags(max_num_batched_tokens=512, async_scheduling=asynchronous)
-    (request,) = alone(prompt, output, flags).requests.to_dict("records")
-    assert request["ttft"] == pytest.approx(prefill_time(prompt, budget=512), rel=1e-12)
-    assert request["e2el"] == pytest.approx(prefill_time(prompt, budget=512) + decode_time(prompt, output), rel=1e-12)
-    if output > 1:
-        assert request["tpot"] == pytest.approx(decode_time(prompt, output) / (output - 1), rel=1e-12)
-
-
-@pytest.mark.parametrize("utilization", [0.3, 0.7, 0.85])
-def test_one_server_with_poisson_arrivals_waits_as_pollaczek_and_khinchine_say(utilization: float) -> None:
-    prompt, output = 100, 5
-    service = prefill_time(prompt, budget=2048) + decode_time(prompt, output)
-    flags = EngineFlags(max_num_seqs=1, async_scheduling=False)
-    waits = []
-    for seed in range(10):
-        shape = Shape(Length.fixed(prompt), Length.fixed(output))
-        workload = Workload(OpenLoop(utilization / service), (shape,), num_prompts=1500, seed=seed)
-        waits.append(simulate_level(workload, flags, STEP_TIME).requests["queue_time"].mean())
-    expected = utilization * service / (2 * (1 - utilization))
-    error = float(np.std(waits, ddof=1)) / math.sqrt(len(waits))
-    assert abs(float(np.mean(waits)) - expected) < 4 * error
-    assert error < 0.1 * expected

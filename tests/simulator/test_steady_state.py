@@ -11,12 +11,12 @@ from simulator.engine.step_time import StepTime
 from simulator.loads.workload import Arrivals, ClosedLoop, Length, OpenLoop, Shape, Workload
 from simulator.planning.steady_state import (
     TooShort,
-    backlog_growth,
     delivery_rates,
     mean_in_flight,
     middle,
     steady_part,
 )
+from simulator.results.backlog import backlog_growth
 from simulator.results.run import Level
 
 SHAPES = (Shape(Length(50, 150), Length(20, 60)),)
