@@ -19,6 +19,7 @@ from pydantic import (
     InstanceOf,
     PlainSerializer,
     ValidationInfo,
+    field_validator,
     model_validator,
 )
 
@@ -26,7 +27,13 @@ from simulator.engine.engine_flags import EngineFlags, FlagError
 from simulator.engine.step_time import HostTime, StepTime
 from simulator.flags.vllm_flags import change_flags, parse_flags
 from simulator.loads.workload import Load
+from simulator.schema_version import readable
 from simulator.yaml_file import DocumentError, KeyProblem, Section, read_yaml, suggestion
+
+SCHEMA_VERSION = 1
+MOST_SECONDS = 1e6  # of a coefficient
+MOST_COUNT = 2**40  # of anything that is counted
+MOST_ERROR = 1e6  # relative
 
 # flags that a profile must state: a default would make up a server
 NEEDED_FLAGS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_gpu_blocks", "block_size")
@@ -39,8 +46,8 @@ class ProfileError(DocumentError):
 class Coefficient(Section):
     """One fitted number. `low` and `high` bound it with 90 % confidence."""
 
-    value: float = Field(ge=0, description="seconds")
-    stderr: float | None = Field(default=None, ge=0, description="seconds, standard error")
+    value: float = Field(ge=0, le=MOST_SECONDS, description="seconds")
+    stderr: float | None = Field(default=None, ge=0, le=MOST_SECONDS, description="seconds, standard error")
     low: float | None = Field(default=None, description="seconds, lower end of the 90 % interval")
     high: float | None = Field(default=None, description="seconds, upper end of the 90 % interval")
     origin: Literal["measured", "assumed"] = Field(default="measured", description="'measured' or 'assumed'")
@@ -67,14 +74,16 @@ def _of_host_time(coefficients: dict[str, Coefficient]) -> dict[str, Coefficient
 def _of_correlations(pairs: list[Correlation]) -> list[Correlation]:
     known = {field.name for kind in (StepTime, HostTime) for field in fields(kind)}
     for one, other, value in pairs:
-        if strangers := {one, other} - known:
-            raise ValueError(f"{strangers.pop()!r} is no coefficient")
+        if strangers := [name for name in (one, other) if name not in known]:
+            raise ValueError(f"{strangers[0]!r} is no coefficient")
         if not -1 <= value <= 1:
             raise ValueError(f"a correlation lies between -1 and 1, got {value}")
     return pairs
 
 
 def _of_gap_noise(percentiles: list[float]) -> list[float]:
+    if any(abs(seconds) > MOST_SECONDS for seconds in percentiles):
+        raise ValueError(f"gap_noise is in seconds, up to {MOST_SECONDS:g}")
     HostTime(gap_noise=tuple(percentiles))
     return percentiles
 
@@ -112,8 +121,8 @@ class Coefficients(Section):
 def _pair(value: object) -> object:
     if isinstance(value, (list, tuple)) and len(value) == 2:
         low, high = value
-        if isinstance(low, (int, float)) and isinstance(high, (int, float)) and low > high:
-            raise ValueError(f"a range is written [low, high], got [{low}, {high}]")
+        if isinstance(low, (int, float)) and isinstance(high, (int, float)) and not 0 <= low <= high <= MOST_COUNT:
+            raise ValueError(f"a range is written [low, high], from 0 to {MOST_COUNT}, got [{low}, {high}]")
         return (low, high)
     return value
 
@@ -130,6 +139,9 @@ class MeasuredRange(Section):
     prompt_chunk_tokens: Range = Field(description="prompt tokens computed in one step")
 
 
+RelativeError = Annotated[float, Field(ge=-MOST_ERROR, le=MOST_ERROR)]
+
+
 class LevelErrors(Section):
     """How far the prediction of one measured level is off.
 
@@ -137,15 +149,17 @@ class LevelErrors(Section):
     """
 
     level: str
-    num_prompts: int = Field(ge=1, description="number of requests")
-    errors: dict[str, float] = Field(description="relative errors by metric, 0.02 for 2 % above the measurement")
+    num_prompts: int = Field(ge=1, le=MOST_COUNT, description="number of requests")
+    errors: dict[str, RelativeError] = Field(
+        description="relative errors by metric, 0.02 for 2 % above the measurement"
+    )
 
 
 class Provenance(Section):
     """Where the profile comes from."""
 
-    created: str = Field(default="", description="date and time, ISO 8601")
-    capsim_version: str = ""
+    created: str = Field(default="", description="date and time of the measurement, ISO 8601")
+    capsim_version: str = Field(default="", description="which fitted it")
     source: str = Field(default="", description="what was measured, or which publication it was fitted to")
 
 
@@ -176,12 +190,14 @@ class Profile(Section):
     not measured.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: int = SCHEMA_VERSION
     name: str = Field(min_length=1, description="the profile's name")
     model: str = Field(description="the model's name")
     gpu: str | None = None
     engine_version: str = Field(pattern=r"^\d+\.\d+", description="vLLM's version, such as 0.32.0")
-    kv_bytes_per_token: int | None = Field(default=None, ge=1, description="bytes of KV cache per token, all layers")
+    kv_bytes_per_token: int | None = Field(
+        default=None, ge=1, le=MOST_COUNT, description="bytes of KV cache per token, all layers"
+    )
     gpu_memory_utilization: float | None = Field(
         default=None, gt=0, le=1, description="the server's --gpu-memory-utilization, where it is known"
     )
@@ -190,11 +206,16 @@ class Profile(Section):
     measured_range: MeasuredRange
     fit: list[LevelErrors] = Field(default_factory=list)
     hold_out: list[LevelErrors] = Field(default_factory=list)
-    noise: dict[str, Annotated[float, Field(ge=0)]] = Field(
+    noise: dict[str, Annotated[float, Field(ge=0, le=MOST_ERROR)]] = Field(
         default_factory=dict, description="range of a metric over repeats of a level by its mean, 0.02 for 2 %"
     )
     assumed: list[str] = Field(default_factory=list)
     provenance: Provenance = Field(default_factory=Provenance)
+
+    @field_validator("schema_version", mode="before")
+    @classmethod
+    def _is_readable(cls, version: object) -> int:
+        return readable(version, SCHEMA_VERSION)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -220,7 +241,8 @@ class Profile(Section):
                     del coefficient["note"]
         if not data["noise"]:
             del data["noise"]
-        header = f"# capsim profile of {self.name}; times in seconds, lengths in tokens\n"
+        name = "".join(letter if letter.isprintable() else " " for letter in self.name)
+        header = f"# capsim profile of {name}; times in seconds, lengths in tokens\n"
         return header + yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
     @property
@@ -278,7 +300,7 @@ class Outside(NamedTuple):
     def doublings(self) -> float:
         """How often the end of the range must be doubled, or halved, to reach the value."""
         low, high = self.measured
-        return abs(math.log2(self.value / (high if self.value > high else low)))
+        return abs(math.log2(self.value / max(1, high if self.value > high else low)))
 
     def __str__(self) -> str:
         low, high = self.measured

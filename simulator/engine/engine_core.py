@@ -12,6 +12,7 @@ from collections import deque
 from simulator.engine.cuda_graphs import DecodeGraphs
 from simulator.engine.recorder import Recorder
 from simulator.engine.request import Request
+from simulator.engine.rhythm import Rhythm
 from simulator.engine.scheduler import Scheduler
 from simulator.engine.step import Step, Work
 from simulator.engine.step_time import StepTime
@@ -25,6 +26,7 @@ class EngineCore:
     Attributes
         now: s, the engine's own clock
         inbox: requests that have arrived and are not in the scheduler yet
+        begun_tokens: prompt tokens of all requests that were ever scheduled
         pause: s that vLLM sleeps with its outputs delivered; the next `advance` begins so much later
     """
 
@@ -42,13 +44,16 @@ class EngineCore:
         self.recorder = recorder
         self.now = 0.0
         self.inbox: list[Request] = []
+        self.begun_tokens = 0
         self.pause = 0.0
         self._single_steps = single_steps
         self._idle_sleep = idle_sleep
         self._graphs = DecodeGraphs(scheduler.flags)
         self._graph_cost: dict[int, float] = {}  # s, by the size of the batch
         self._depth = 2 if scheduler.flags.async_scheduling else 1
-        self._in_flight: deque[tuple[Step, float]] = deque()  # each with the time at which it ends
+        # each with when it begins, how long it takes and when it ends, s
+        self._in_flight: deque[tuple[Step, float, float, float]] = deque()
+        self._rhythm: Rhythm | None = None  # of the decode steps that the device was given last
         self._device_free = 0.0  # s, when the device has done all that it was given
         self._last_output = 0.0  # s, when the decode batch last delivered
         self._planned_steady = False
@@ -110,13 +115,26 @@ class EngineCore:
         for request in step.admitted:
             if math.isnan(request.scheduled):
                 request.scheduled = self.now
-        end = self.now
+                self.begun_tokens += request.prompt_tokens
         if step.chunks:
             step.work = Work(step.chunks)
-        if not step.is_empty:
-            end = self._device_free = max(self._device_free, self.now) + self._duration(step)
-        self._in_flight.append((step, end))
+        self._in_flight.append((step, self.now, 0.0, self.now) if step.is_empty else self._given(step))
         self.recorder.record_state(self.now, self.scheduler, step)
+
+    def _given(self, step: Step) -> tuple[Step, float, float, float]:
+        """The step behind what the device has to do already; as it is kept in flight."""
+        free, now, duration, rhythm = self._device_free, self.now, self._duration(step), self._rhythm
+        begin = max(now, free)
+        end = begin + duration
+        if step.work is not None:
+            self._rhythm = None
+        elif rhythm is not None and begin == free and rhythm.goes_on(step.decodes, duration):
+            rhythm.steps += 1
+            duration, end = rhythm.duration(rhythm.steps), rhythm.end(rhythm.steps)
+        else:
+            self._rhythm = Rhythm(begin, duration, self.step_time.decode_growth(step.decodes), step.decodes)
+        self._device_free = end
+        return step, begin, duration, end
 
     def _duration(self, step: Step) -> float:
         """Seconds that a step takes."""
@@ -139,10 +157,11 @@ class EngineCore:
 
     def _process_oldest(self) -> list[Request]:
         """Wait for the oldest step in flight, deliver its tokens and end whoever has them all."""
-        step, end = self._in_flight.popleft()
+        step, begin, duration, end = self._in_flight.popleft()
         now = self.now = max(self.now, end)
         if step.tokens_out:
-            self.recorder.record_gap(now, now - self._last_output, step.tokens_out)
+            at_once = begin == self._last_output and end == now
+            self.recorder.record_gap(now, duration if at_once else now - self._last_output, step.tokens_out)
         if not step.is_empty:
             self._last_output = now
         prompt_tokens = step.work.prefill_tokens if step.work else 0
@@ -171,38 +190,18 @@ class EngineCore:
     def _repeat(self, horizon: float) -> None:
         """Take as many steps like the last one as nothing can change, at once.
 
-        The durations of a run of equal decode steps grow by the same amount from step to step, since every sequence
-        reads one more token each time.
+        Every sequence reads one more token each time, so they are of the last one's rhythm.
         """
-        batch = self.scheduler.batch
-        steps = self.scheduler.repeatable()
-        if steps < 1:
+        rhythm, steps = self._rhythm, self.scheduler.repeatable()
+        if rhythm is None or steps < 1:
             return
-        kv_tokens = self._in_flight[0][0].decode_kv_tokens if self._in_flight else batch.kv_tokens
-        first = self._decode_duration(batch.size, kv_tokens)
-        growth = self.step_time.decode_growth(batch.size)
-        if horizon < math.inf:
-            steps = min(steps, 1 + _steps_within(horizon - self.now, first, growth))
-        self.recorder.record_run(self.now, first, growth, steps, batch.size)
+        done = rhythm.steps - len(self._in_flight)
+        steps = rhythm.steps_until(horizon, done, steps)
+        self.recorder.record_run(rhythm, done, steps)
         self.scheduler.repeat(steps)
-        self.now = self._last_output = self.now + _run_time(steps, first, growth)
-        self._device_free = self.now
+        rhythm.steps += steps
+        self.now = self._last_output = rhythm.end(done + steps)
+        self._device_free = rhythm.end(rhythm.steps)
         if self._in_flight:
-            self._device_free += first + steps * growth
-            self._in_flight[0] = (self._in_flight[0][0], self._device_free)
-
-
-def _run_time(steps: int, first: float, growth: float) -> float:
-    """Seconds for `steps` steps, the first of `first` seconds and each next one longer by `growth`."""
-    return steps * first + growth * (steps * (steps - 1) // 2)
-
-
-def _steps_within(seconds: float, first: float, growth: float) -> int:
-    """The largest number of such steps that end before `seconds` have passed."""
-    b = first - growth / 2
-    steps = int(2 * seconds / (b + math.sqrt(b * b + 2 * growth * seconds)))
-    while steps > 0 and _run_time(steps, first, growth) >= seconds:
-        steps -= 1
-    while _run_time(steps + 1, first, growth) < seconds:
-        steps += 1
-    return steps
+            last = rhythm.duration(rhythm.steps)
+            self._in_flight[0] = (self._in_flight[0][0], self.now, last, self._device_free)

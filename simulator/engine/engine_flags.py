@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+MOST = 2**31 - 1  # of a number: vLLM counts in 32 bits
+MOST_CACHED_BLOCKS = 1 << 22  # each of which is simulated on its own; 67 million tokens in blocks of 16
+
 
 class FlagError(ValueError):
     """A flag that does not exist, has a wrong value, or contradicts another one."""
@@ -38,11 +41,7 @@ class EngineFlags:
     engine_version: str = "0.32.0"
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"):
-            if getattr(self, name) < 1:
-                raise FlagError(f"{_flag(name)} must be at least 1, got {getattr(self, name)}")
-        if self.num_gpu_blocks < 2:
-            raise FlagError(f"the KV pool needs 2 blocks or more, one is vLLM's null block; got {self.num_gpu_blocks}")
+        self._check_counts()
         if not 0 <= self.long_prefill_token_threshold <= self.max_model_len:
             raise FlagError(
                 f"--long-prefill-token-threshold must be between 0 and --max-model-len ({self.max_model_len}), "
@@ -62,6 +61,20 @@ class EngineFlags:
                 f"without chunked prefill --max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least "
                 f"--max-model-len ({self.max_model_len})"
             )
+
+    def _check_counts(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"):
+            value = getattr(self, name)
+            if value < 1:
+                raise FlagError(f"{_flag(name)} must be at least 1, got {value}")
+            if value > MOST:
+                raise FlagError(f"{_flag(name)} may be up to {MOST:,}, got {value}")
+        blocks, most = self.num_gpu_blocks, MOST_CACHED_BLOCKS if self.enable_prefix_caching else MOST
+        if blocks < 2:
+            raise FlagError(f"the KV pool needs 2 blocks or more, one is vLLM's null block; got {blocks}")
+        if blocks > most:
+            caching = " with prefix caching" if self.enable_prefix_caching else ""
+            raise FlagError(f"a KV pool{caching} may have up to {most:,} blocks, got {blocks}")
 
     @property
     def kv_tokens(self) -> int:

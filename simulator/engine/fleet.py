@@ -31,6 +31,8 @@ from simulator.loads.sessions import Sessions
 from simulator.loads.workload import ClosedLoop, Load, Workload
 from simulator.results.run import GAP_COLUMNS, REQUEST_COLUMNS, TIMELINE_COLUMNS, Level
 
+MOST_ENGINES = 10_000
+
 
 @dataclass(frozen=True)
 class Fleet:
@@ -53,6 +55,8 @@ class Fleet:
             raise FlagError(f"--replicas must be at least 1, got {self.replicas}")
         if self.data_parallel_size < 1:
             raise FlagError(f"--data-parallel-size must be at least 1, got {self.data_parallel_size}")
+        if self.engines > MOST_ENGINES:
+            raise FlagError(f"a fleet may have up to {MOST_ENGINES:,} engines, got {self.engines}")
         make_router(self.router)
 
     @property
@@ -135,13 +139,13 @@ class BusyEngine:
     """An engine of a fleet, and what routers and balancers see of it."""
 
     def __init__(self, engine: Engine, core: EngineCore) -> None:
-        self._engine, self._scheduler = engine, core.scheduler
-        self._unbegun: dict[Request, None] = {}
+        self._engine, self._core, self._scheduler = engine, core, core.scheduler
+        self._sent_tokens = 0  # prompt tokens of all requests so far
         self.in_flight = 0
 
     def submit(self, request: Request) -> simpy.Event:
         end = self._engine.submit(request)
-        self._unbegun[request] = None
+        self._sent_tokens += request.prompt_tokens
         self.in_flight += 1
         end.callbacks.append(self._count_end)
         return end
@@ -164,9 +168,8 @@ class BusyEngine:
     @property
     def kv_tokens(self) -> int:
         """Tokens held, and of the prompts that were never begun."""
-        self._unbegun = {request: None for request in self._unbegun if math.isnan(request.scheduled)}
         held = self._scheduler.used_blocks * self._scheduler.flags.block_size
-        return held + sum(request.prompt_tokens for request in self._unbegun)
+        return held + self._sent_tokens - self._core.begun_tokens
 
     def cached_tokens(self, request: Request) -> int:
         blocks = self._scheduler.kv_cache.find_prefix(request, request.prompt_tokens)

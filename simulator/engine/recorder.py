@@ -9,13 +9,19 @@ import numpy.typing as npt
 import pandas as pd
 
 from simulator.engine.request import Request
+from simulator.engine.rhythm import Rhythm
 from simulator.engine.scheduler import Scheduler
 from simulator.engine.step import Step
 from simulator.engine.step_time import NOISE_PERCENTILES, HostTime
 from simulator.results.run import GAP_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, TIMELINE_COLUMNS
 
 STATE_WIDTH = len(TIMELINE_COLUMNS) + 2  # numbers that are kept of each planned step
+RUN_WIDTH = 6  # numbers that are kept of each run of steps
+FINISH_REASONS = np.array(["length", "stop"], object)  # the same two texts for all requests
+AT_A_TIME = 1 << 18  # gaps that are computed, each of which takes ten numbers meanwhile
 SAME_TIME = 1e-7  # s, within which two times are those of one step
+
+Reals = npt.NDArray[np.float64]
 
 
 class Recorder:
@@ -60,9 +66,9 @@ class Recorder:
         """A step with `tokens` prompt tokens that ended at `time`."""
         self._prompts.extend((time, tokens))
 
-    def record_run(self, start: float, first: float, growth: float, steps: int, count: int) -> None:
-        """`steps` steps from `start` on, of `first`, `first + growth`, ... seconds, each delivering `count` tokens."""
-        self._runs.extend((start, first, growth, steps, count))
+    def record_run(self, rhythm: Rhythm, done: int, steps: int) -> None:
+        """`steps` steps of a rhythm after `done` others, each of which delivers a token to every request."""
+        self._runs.extend((rhythm.start, rhythm.first, rhythm.growth, rhythm.size, done, steps))
 
     def record_state(self, time: float, scheduler: Scheduler, step: Step) -> None:
         """Both gauges of concurrency as a step is planned, and what the step does."""
@@ -101,40 +107,41 @@ class Recorder:
             "e2el": ended - sent,
             "queue_time": queued,
             "preemptions": preemptions,
-            "finish_reason": np.where(stopped > 0, "stop", "length"),
-            "error": np.full(len(rows), ""),
+            "finish_reason": FINISH_REASONS[(stopped > 0).astype(np.int64)],
+            "error": np.full(len(rows), "", object),
         }
         return pd.DataFrame(columns).astype(REQUEST_COLUMNS)
 
     def gaps(self) -> pd.DataFrame:
         """Every token gap, equal ones of a step in one row, in the order of time."""
-        table = self.unsorted_gaps().sort_values("time", kind="stable", ignore_index=True)
-        if self._host_time.per_prompt_token:
-            ends = table["time"].to_numpy() - self._host_time.per_request
-            late = self._lateness(ends)
-            table["gap"] = np.maximum(table["gap"] + late - self._lateness(ends - table["gap"].to_numpy()), 0.0)
-            table["time"] += late
-        if self._host_time.gap_noise:
-            table["gap"] = np.maximum(table["gap"] + _noise(self._host_time, len(table)), 0.0)
-        return table.astype(GAP_COLUMNS)
+        unsorted = self.unsorted_gaps()
+        order = np.argsort(unsorted["time"].to_numpy(), kind="stable")
+        time, gap, count = (unsorted.pop(name).to_numpy()[order] for name in GAP_COLUMNS)
+        noise = np.random.default_rng(0)
+        for begin in range(0, len(time), AT_A_TIME):
+            part = slice(begin, begin + AT_A_TIME)
+            if self._host_time.per_prompt_token:
+                ends = time[part] - self._host_time.per_request
+                late = self._lateness(ends)
+                gap[part] = np.maximum(gap[part] + late - self._lateness(ends - gap[part]), 0.0)
+                time[part] += late
+            if self._host_time.gap_noise:
+                gap[part] = np.maximum(gap[part] + _noise(self._host_time, noise, len(gap[part])), 0.0)
+        return _gap_table(time, gap, count)
 
     def unsorted_gaps(self) -> pd.DataFrame:
         """Every token gap of the engine, without noise: single ones, then those of runs, in the order of recording."""
-        single = _rows(self._gaps, 3)
-        runs = _rows(self._runs, 5)
-        start, first, growth, steps, count = runs.T
-        number = steps.astype(np.int64)
-        which = np.repeat(np.arange(len(runs)), number)
-        step = np.arange(len(which)) - np.repeat(np.cumsum(number) - number, number)
-        gap = first[which] + growth[which] * step
-        time = start[which] + first[which] * (step + 1) + growth[which] * (step * (step + 1) / 2)
-        return pd.DataFrame(
-            {
-                "time": np.concatenate([single[:, 0], time]) + self._host_time.per_request,
-                "gap": np.concatenate([single[:, 1], gap]),
-                "count": np.concatenate([single[:, 2], count[which]]),
-            }
-        )
+        single, runs = _rows(self._gaps, 3), _rows(self._runs, RUN_WIDTH)
+        ends = len(single) + np.cumsum(runs[:, -1].astype(np.int64))
+        rows = int(ends[-1]) if len(ends) else len(single)
+        time, gap, count = np.empty(rows), np.empty(rows), np.empty(rows, np.int64)
+        time[: len(single)], gap[: len(single)], count[: len(single)] = single.T
+        begin = len(single)
+        for some in np.split(runs, np.searchsorted(ends, np.arange(begin + AT_A_TIME, rows, AT_A_TIME))):
+            part = slice(begin, begin := begin + int(some[:, -1].sum()))
+            time[part], gap[part], count[part] = _run_gaps(some)
+        time += self._host_time.per_request
+        return _gap_table(time, gap, count)
 
     def _lateness(self, ends: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Seconds by which what a step brings is late, for steps that ended at these times."""
@@ -153,24 +160,45 @@ class Recorder:
     def steps(self) -> dict[str, npt.NDArray[np.float64]]:
         """What the engine did: one entry a planned step, then one a run of steps that are equal to a planned one."""
         time, running, waiting, held, _active, decodes, kv_tokens = _rows(self._states, STATE_WIDTH).T
-        chunks = _rows(self._chunks, 6)
-        work = np.zeros((len(time), 5))
-        work[chunks[:, 0].astype(np.int64)] = chunks[:, 1:]
-        work[:, :3] += np.column_stack([decodes, kv_tokens, decodes])
-        planned = np.column_stack([time, running, waiting, held, np.ones(len(time)), decodes, work])
-        start, _first, _growth, steps, count = _rows(self._runs, 5).T
-        repeated = planned[np.searchsorted(time, start, side="right") - 1]
-        repeated[:, 0], repeated[:, 4] = start, steps
-        repeated[:, 7] += count * (steps + 1) / 2  # every sequence reads one more token in each step
-        rows = np.concatenate([planned, repeated])
-        return dict(zip(STEP_COLUMNS, rows.T, strict=True))
+        start, first, growth, size, done, steps = _rows(self._runs, RUN_WIDTH).T
+        columns = np.zeros((len(STEP_COLUMNS), len(time) + len(start)))
+        planned, repeated = columns[:, : len(time)], columns[:, len(time) :]
+        planned[:6] = time, running, waiting, held, np.ones(len(time)), decodes
+        chunks = _rows(self._chunks, 6).T
+        planned[6:, chunks[0].astype(np.int64)] = chunks[1:]
+        planned[6:9] += decodes, kv_tokens, decodes
+        begin = _ends(start, first, growth, done)
+        repeated[:] = planned[:, np.searchsorted(time, begin, side="right") - 1]
+        repeated[0], repeated[4] = begin, steps
+        repeated[7] += size * (steps + 1) / 2  # every sequence reads one more token in each step
+        return dict(zip(STEP_COLUMNS, columns, strict=True))
 
 
-def _noise(host_time: HostTime, count: int) -> npt.NDArray[np.float64]:
-    """What the way to the client adds to each of `count` gaps, in seconds; always the same numbers."""
-    chance = np.random.default_rng(0).random(count) * 100
-    return np.interp(chance, NOISE_PERCENTILES, host_time.gap_noise)
+def _run_gaps(runs: Reals) -> tuple[Reals, Reals, Reals]:
+    """Times, gaps and counts of the steps of some runs."""
+    start, first, growth, size, done, steps = runs.T
+    number = steps.astype(np.int64)
+    which = np.repeat(np.arange(len(number)), number)
+    before = done[which] + np.arange(len(which)) - np.repeat(np.cumsum(number) - number, number)
+    ends = _ends(start[which], first[which], growth[which], before + 1)
+    return ends, first[which] + growth[which] * before, size[which]
 
 
-def _rows(values: array[float], columns: int) -> npt.NDArray[np.float64]:
-    return np.array(values, dtype=np.float64).reshape(-1, columns)
+def _gap_table(time: Reals, gap: Reals, count: npt.NDArray[np.int64]) -> pd.DataFrame:
+    """Without a copy: of a long load this is the largest table."""
+    return pd.DataFrame({"time": time, "gap": gap, "count": count}, copy=False)
+
+
+def _noise(host_time: HostTime, chance: np.random.Generator, count: int) -> Reals:
+    """What the way to the client adds to each of `count` gaps, in seconds."""
+    return np.interp(chance.random(count) * 100, NOISE_PERCENTILES, host_time.gap_noise)
+
+
+def _ends(start: Reals, first: Reals, growth: Reals, number: Reals) -> Reals:
+    """`Rhythm.end`, to the bit."""
+    return start + (first * number + growth * (number * (number - 1) / 2))
+
+
+def _rows(values: array[float], columns: int) -> Reals:
+    """A view: nothing more can be written down while it is in use."""
+    return np.frombuffer(memoryview(values), np.float64).reshape(-1, columns)

@@ -35,6 +35,7 @@ class Engine:
         self._wake: simpy.Event | None = None
         self._ends: dict[Request, simpy.Event] = {}
         self._last_arrival = -math.inf
+        self._earliest_end: float | None = None  # once it has been asked for, until something happens here
         env.process(self._serve())
 
     def submit(self, request: Request) -> simpy.Event:
@@ -44,6 +45,7 @@ class Engine:
         # no two arrive at once: vLLM's priority policy would let equal ones preempt each other for ever
         request.arrival_time = self._last_arrival = max(self._env.now, math.nextafter(self._last_arrival, math.inf))
         self._core.inbox.append(request)
+        self._earliest_end = None
         if self._wake is not None:
             self._wake.succeed()
             self._wake = None
@@ -53,6 +55,11 @@ class Engine:
     @property
     def earliest_end(self) -> float:
         """No request ends before this moment if none arrives until then."""
+        if self._earliest_end is None:
+            self._earliest_end = self._now_earliest_end()
+        return self._earliest_end
+
+    def _now_earliest_end(self) -> float:
         if self._core.is_idle and not self._ended:
             return math.inf
         return self._core.now if self._ended else self._core.earliest_end
@@ -66,8 +73,9 @@ class Engine:
                 yield self._after(0.0)  # others may arrive in the same moment
                 core.now = env.now
             self._ended = ended = core.advance(self._horizon())
+            self._earliest_end = None
             yield self._after(max(core.now - env.now, 0.0))
-            self._ended = []
+            self._ended, self._earliest_end = [], None
             for request in ended:
                 self._ends.pop(request).succeed()
             if ended or core.pause:

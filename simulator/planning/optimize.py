@@ -30,13 +30,14 @@ from simulator.loads.load_files import workload_to_json
 from simulator.loads.sessions import Sessions
 from simulator.loads.trace import Trace
 from simulator.loads.workload import Load, Workload
-from simulator.planning.replications import MAX_GROWTH, Replication
+from simulator.planning.replications import Replication
 from simulator.planning.search_log import Result, SearchLog
 from simulator.planning.search_space import Builder, Configuration, Server, canonical_gpu
 from simulator.planning.steady_state import START_ROUNDS, TooShort, turns
-from simulator.planning.targets import ERROR_RATE, TARGET_NAMES
+from simulator.planning.targets import ERROR_RATE, STEADY_STATE, TARGET_NAMES
 from simulator.planning.workers import Workers
 from simulator.profile import Profile
+from simulator.results.backlog import MAX_GROWTH
 from simulator.results.run import Level
 from simulator.uncertainty import drawn_times, intervals_from, reach_of
 from simulator.yaml_file import suggestion
@@ -264,13 +265,13 @@ class Optimizer:
     def _judge_few(self, one: Candidate, result: Result) -> None:
         by_far = {name: bound * (1 if name == ERROR_RATE else BY_FAR) for name, bound in self.targets.items()}
         missed = missed_of(one.figures, by_far)
-        missed += ["steady state"] if (result["growth"] or 0.0) > GROWS_BY_FAR else []
+        missed += [STEADY_STATE] if (result["growth"] or 0.0) > GROWS_BY_FAR else []
         if missed:
             one.verdict, one.reason = "out early", ", ".join(missed)
 
     def _judge_whole(self, one: Candidate, result: Result) -> None:
         missed = missed_of(one.figures, self.targets)
-        missed += ["steady state"] if (result["growth"] or 0.0) > GROWS else []
+        missed += [STEADY_STATE] if (result["growth"] or 0.0) > GROWS else []
         if missed:
             one.verdict, one.reason = "misses", ", ".join(missed)
 
@@ -297,7 +298,7 @@ class Optimizer:
         one.intervals = self._intervals(one.server, centre, drawn)
         missed = missed_of({name: high for name, (_low, high) in one.intervals.items()}, self.targets)
         growth = float(np.mean([result["growth"] or 0.0 for result in results]))
-        missed += ["steady state"] if growth > MAX_GROWTH else []
+        missed += [STEADY_STATE] if growth > MAX_GROWTH else []
         one.verdict, one.reason = ("unsure", ", ".join(missed)) if missed else ("sure", "")
         return not missed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,8 @@ from simulator.profile import Profile
 TENSOR, DATA = "tensor_parallel_size", "data_parallel_size"
 DISAGGREGATION = ("kv_transfer_config", "ec_transfer_config")
 MOST_VALUES = 10_000  # of one range
+MOST_CONFIGURATIONS = 100_000
+MOST_PRICE = 1e9  # of an hour
 
 
 class SpaceError(ValueError):
@@ -80,7 +83,13 @@ def configurations(
     replicas: Sequence[int] = (1,),
     routers: Sequence[str] = ("least-requests",),
 ) -> list[Configuration]:
-    """All combinations. A router makes no difference to a single replica, which is there once."""
+    """All combinations. A router makes no difference to a single replica, which is there once.
+
+    Raises `SpaceError` for more than could be tried.
+    """
+    count = math.prod(map(len, (*vary.values(), gpus or (None,), replicas, routers)))
+    if count > MOST_CONFIGURATIONS:
+        raise SpaceError(f"{count:,} configurations are more than {MOST_CONFIGURATIONS:,}: vary fewer values")
     found: dict[Configuration, None] = {}
     for values in itertools.product(*vary.values()):
         flags = tuple(zip(vary, values, strict=True))
@@ -188,7 +197,7 @@ def parse_prices(texts: Sequence[str]) -> dict[str, float]:
     prices = {}
     for text in (part for given in texts for part in given.split(",")):
         found = re.fullmatch(r"\s*(.+?)\s*=\s*(\d+(?:\.\d+)?)\s*(?:/\s*h)?\s*", text)
-        if not found:
+        if not found or not float(found[2]) <= MOST_PRICE:
             raise SpaceError(f"{text!r} is not a price such as L4=0.5/h")
         prices[canonical_gpu(found[1])] = float(found[2])
     return prices

@@ -94,6 +94,8 @@ class Level:
     they were asked for, of a measured one for what its requests are enough for (`simulator.results.resampling`).
     `cached_tokens` are the prompt tokens of a simulated level that came from the prefix cache. `replica_tokens` are the
     prompt and output tokens that each engine of a simulated fleet served (`simulator.engine.fleet`); not saved.
+    `held_rate` are the requests a second of an open loop that the server can hold, where a prediction looked for them
+    (`simulator.engine.saturation`).
     """
 
     workload: Load
@@ -109,6 +111,7 @@ class Level:
     steps: dict[str, npt.NDArray[np.float64]] | None = None
     cached_tokens: int | None = None
     replica_tokens: list[int] | None = None
+    held_rate: float | None = None
 
     @property
     def completed(self) -> pd.DataFrame:

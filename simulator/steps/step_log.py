@@ -22,8 +22,9 @@ import simpy
 from simulator.engine.clients import ApiServer, Clients
 from simulator.engine.engine_core import EngineCore
 from simulator.engine.engine_flags import EngineFlags
-from simulator.engine.recorder import Recorder
+from simulator.engine.recorder import RUN_WIDTH, Recorder
 from simulator.engine.request import Request
+from simulator.engine.rhythm import Rhythm
 from simulator.engine.scheduler import Scheduler
 from simulator.engine.simulation import Engine
 from simulator.engine.step import Step
@@ -246,13 +247,13 @@ class GapRecorder(Recorder):
         super().record_gap(time, gap, count)
         self._single_origins.extend((self.row, self.cause))
 
-    def record_run(self, start: float, first: float, growth: float, steps: int, count: int) -> None:
-        super().record_run(start, first, growth, steps, count)
+    def record_run(self, rhythm: Rhythm, done: int, steps: int) -> None:
+        super().record_run(rhythm, done, steps)
         self._run_origins.extend((self.row, self.cause))
 
     def gaps_with_origin(self) -> pd.DataFrame:
         """`gaps` with two more columns: `row` of the log, and `cause`, a place in `GAP_CAUSES`."""
-        steps = np.array(self._runs).reshape(-1, 5)[:, 3].astype(np.int64)
+        steps = np.array(self._runs).reshape(-1, RUN_WIDTH)[:, -1].astype(np.int64)
         runs = np.array(self._run_origins, np.int64).reshape(-1, 2)
         origins = np.concatenate([np.array(self._single_origins, np.int64).reshape(-1, 2), np.repeat(runs, steps, 0)])
         order = np.argsort(self.unsorted_gaps()["time"].to_numpy(), kind="stable")
