@@ -10,6 +10,7 @@ import ast
 import math
 import re
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -42,26 +43,41 @@ class MemoryUse:
     kv_bytes_full: int | None = None  # bytes of KV cache that would fill the device
 
 
+# Numbers of a bounded length: a search for an endless one takes the square of a line's length.
+_NUMBERS = {
+    "<int>": r"\d{1,15}(?!\d)",
+    "<real>": r"\d{1,15}(?!\d)(?:\.\d{0,15}(?![\d.]))?",
+    "<commas>": r"\d[\d,]{0,18}(?![\d,])",
+}
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    for name, number in _NUMBERS.items():
+        pattern = pattern.replace(name, number)
+    return re.compile(pattern, re.ASCII)
+
+
 _FACTS = tuple(
-    re.compile(pattern)
+    _compiled(pattern)
     for pattern in (
-        r"vLLM (?:API )?server version (?P<engine_version>\d\S*)",
-        r"[█▄▀]\s+version (?P<engine_version>\d\S*)",
-        r"LLM engine \(v(?P<engine_version>[^)\s]+)\)",
-        r"Using max model len (?P<max_model_len>\d+)",
-        r"Auto-fit max_model_len: reduced from \d+ to (?P<max_model_len>\d+)",
-        r"Chunked prefill is enabled with max_num_batched_tokens=(?P<max_num_batched_tokens>\d+)",
-        r"(?:Setting|Defaulting) max_num_batched_tokens to (?P<max_num_batched_tokens>\d+) for",
-        r"(?:Setting|Defaulting) max_num_seqs to (?P<max_num_seqs>\d+) for",
-        r"Setting attention block size to (?P<block_size>\d+) tokens",
-        r"[Aa]sync(?:hronous)? scheduling .*?\b(?P<async_scheduling>enabled|disabled)\b",
-        r"(?P<pool>[A-Z]+)(?: \+ host)? KV cache size: (?P<kv_tokens>[\d,]+) tokens",
-        r"Maximum concurrency for (?P<max_model_len>[\d,]+) tokens per request: (?P<max_concurrency>[\d.,]+)x",
-        r"Available KV cache memory: (?P<kv_memory>-?[\d.]+) GiB",
-        r"reserved (?P<kv_memory>[\d.]+) GiB memory for KV Cache as specified",
-        r"(?:Explicitly|Auto) set \((?P<kv_memory>[\d.]+)/[\d.]+\) GiB for KV cache",
-        r"Model loading took (?P<model_memory>[\d.]+) Gi?B",
-        r"Graph capturing finished in \d+ secs?, took (?P<graph_memory>-?[\d.]+) GiB",
+        r"vLLM (?:API )?server version (?P<engine_version>\d\S{0,60})",
+        r"[█▄▀]\s{1,9}version (?P<engine_version>\d\S{0,60})",
+        r"LLM engine \(v(?P<engine_version>[^)\s]{1,60})\)",
+        r"Using max model len (?P<max_model_len><int>)",
+        r"Auto-fit max_model_len: reduced from <int> to (?P<max_model_len><int>)",
+        r"Chunked prefill is enabled with max_num_batched_tokens=(?P<max_num_batched_tokens><int>)",
+        r"(?:Setting|Defaulting) max_num_batched_tokens to (?P<max_num_batched_tokens><int>) for",
+        r"(?:Setting|Defaulting) max_num_seqs to (?P<max_num_seqs><int>) for",
+        r"Setting attention block size to (?P<block_size><int>) tokens",
+        r"[Aa]sync(?:hronous)? scheduling .{0,200}?\b(?P<async_scheduling>enabled|disabled)\b",
+        r"(?P<pool>[A-Z]{1,12})(?: \+ host)? KV cache size: (?P<kv_tokens><commas>) tokens",
+        r"Maximum concurrency for (?P<max_model_len><commas>) tokens per request: "
+        r"(?P<max_concurrency><commas>(?:\.\d{0,15})?)x",
+        r"Available KV cache memory: (?P<kv_memory>-?<real>) GiB",
+        r"reserved (?P<kv_memory><real>) GiB memory for KV Cache as specified",
+        r"(?:Explicitly|Auto) set \((?P<kv_memory><real>)/<real>\) GiB for KV cache",
+        r"Model loading took (?P<model_memory><real>) Gi?B",
+        r"Graph capturing finished in <int> secs?, took (?P<graph_memory>-?<real>) GiB",
     )
 )
 _CONFIG = {  # names in the line that shows the engine's configuration
@@ -80,33 +96,53 @@ _CONFIG = {  # names in the line that shows the engine's configuration
     "enable_chunked_prefill": "enable_chunked_prefill",
 }
 _MEMORY = {
-    "free": r"on device[^(]*\(([\d.]+)/",
-    "total": r"on device[^(]*\([\d.]+/([\d.]+) GiB\)",
-    "utilization": r"utilization is \(([\d.]+),",
-    "requested": r"utilization is \([\d.]+, ([\d.]+) GiB\)",
-    "weights": r"([\d.]+) GiB for weights?\b",
-    "non_torch": r"(-?[\d.]+) GiB for non-torch",
-    "consumed": r"([\d.]+) GiB for consumed memory",
-    "activation": r"([\d.]+) GiB for peak activation",
-    "graphs": r"(-?[\d.]+) GiB for CUDAGraph memory",
-    "kv_bytes_requested": r"--kv-cache-memory=(-?\d+)`(?: \(-?[\d.]+ GiB\))? to fit",
-    "kv_bytes_full": r"--kv-cache-memory=(-?\d+)`(?: \(-?[\d.]+ GiB\))? to fully",
+    name: _compiled(pattern)
+    for name, pattern in (
+        ("free", r"on device[^(]{0,80}\((<real>)/"),
+        ("total", r"on device[^(]{0,80}\(<real>/(<real>) GiB\)"),
+        ("utilization", r"utilization is \((<real>),"),
+        ("requested", r"utilization is \(<real>, (<real>) GiB\)"),
+        ("weights", r"(<real>) GiB for weights?\b"),
+        ("non_torch", r"(-?<real>) GiB for non-torch"),
+        ("consumed", r"(<real>) GiB for consumed memory"),
+        ("activation", r"(<real>) GiB for peak activation"),
+        ("graphs", r"(-?<real>) GiB for CUDAGraph memory"),
+        ("kv_bytes_requested", r"--kv-cache-memory=(-?<int>)`(?: \(-?<real> GiB\))? to fit"),
+        ("kv_bytes_full", r"--kv-cache-memory=(-?<int>)`(?: \(-?<real> GiB\))? to fully"),
+    )
 }
 _STATUS = {
-    "prompt_throughput": r"Avg prompt throughput: ([\d.]+)",
-    "generation_throughput": r"Avg generation throughput: ([\d.]+)",
-    "running": r"Running: (\d+)",
-    "waiting": r"Waiting: (\d+)",
-    "preemptions": r"Preemptions: (\d+)",
-    "kv_usage": r"KV cache usage: ([\d.]+)%",
-    "prefix_hit_rate": r", Prefix cache hit rate: (?:GPU: )?([\d.]+)%",
+    name: _compiled(pattern)
+    for name, pattern in (
+        ("prompt_throughput", r"Avg prompt throughput: (<real>)"),
+        ("generation_throughput", r"Avg generation throughput: (<real>)"),
+        ("running", r"Running: (<int>)"),
+        ("waiting", r"Waiting: (<int>)"),
+        ("preemptions", r"Preemptions: (<int>)"),
+        ("kv_usage", r"KV cache usage: (<real>)%"),
+        ("prefix_hit_rate", r", Prefix cache hit rate: (?:GPU: )?(<real>)%"),
+    )
 }
-_ITERATION = re.compile(
-    r"Iteration\((?P<iteration>\d+)\): (?P<context_requests>\d+) context requests, (?P<context_tokens>\d+) "
-    r"context tokens, (?P<generation_requests>\d+) generation requests, (?P<generation_tokens>\d+) generation tokens, "
-    r"iteration elapsed time: (?P<elapsed>[\d.]+) ms(?P<dummy> \(dummy\))?(?:.*?KV cache usage: (?P<kv_usage>[\d.]+)%)?"
+_ITERATION = _compiled(
+    r"Iteration\((?P<iteration><int>)\): (?P<context_requests><int>) context requests, "
+    r"(?P<context_tokens><int>) context tokens, (?P<generation_requests><int>) generation requests, "
+    r"(?P<generation_tokens><int>) generation tokens, "
+    r"iteration elapsed time: (?P<elapsed><real>) ms(?P<dummy> \(dummy\))?"
+    r"(?:.{0,200}?KV cache usage: (?P<kv_usage><real>)%)?"
 )
-_ENGINE = re.compile(r"Engine (\d+):|EngineCore_(?:DP)?(\d+)")
+_IN_USE = _compiled(r"Current kv cache memory in use is (-?<real>) (GiB|bytes)")
+_ENGINE = _compiled(r"Engine (<int>):|EngineCore_(?:DP)?(<int>)")
+_COUNTS = (
+    "max_model_len",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "block_size",
+    "kv_tokens",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+)
+_SWITCHES = ("enforce_eager", "enable_prefix_caching", "enable_chunked_prefill", "async_scheduling")
 _REALS = ("max_concurrency", "kv_memory", "model_memory", "graph_memory")
 
 
@@ -115,7 +151,8 @@ def facts_in(line: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for pattern in _FACTS:
         if match := pattern.search(line):
-            found |= {name: _value(name, text) for name, text in match.groupdict().items()}
+            told = {name: _value(name, text) for name, text in match.groupdict().items()}
+            found |= {name: value for name, value in told.items() if _can_be(name, value)}
     if (pool := found.pop("pool", "GPU")) != "GPU":  # before 0.30 it says GPU whatever it is
         found["device"] = pool.lower()
     if "LLM engine (v" in line and "with config:" in line:
@@ -133,9 +170,9 @@ def status_in(line: str) -> dict[str, float] | None:
         return None
     found: dict[str, float] = {"engine": _engine(line), "preemptions": 0, "prefix_hit_rate": math.nan}
     for name, pattern in _STATUS.items():
-        if match := re.search(pattern, line):
+        if match := pattern.search(line):
             found[name] = float(match[1]) / 100 if name in ("kv_usage", "prefix_hit_rate") else float(match[1])
-    return found if found.keys() >= _STATUS.keys() else None
+    return found if found.keys() >= _STATUS.keys() and found["kv_usage"] <= 1 else None
 
 
 def iteration_in(line: str) -> dict[str, float] | None:
@@ -145,6 +182,8 @@ def iteration_in(line: str) -> dict[str, float] | None:
         return None
     found = match.groupdict()
     dummy, elapsed, usage = found.pop("dummy"), found.pop("elapsed"), found.pop("kv_usage")
+    if usage is not None and float(usage) > 100:
+        return None
     return {name: int(text) for name, text in found.items()} | {
         "engine": _engine(line),
         "elapsed": float(elapsed) / 1e3,
@@ -165,18 +204,22 @@ def _config(text: str) -> dict[str, Any]:
     """The engine's configuration, of which no other line tells as much; the first of equal names is the engine's."""
     found = {}
     for name, ours in _CONFIG.items():
-        if match := re.search(rf"(?:^|[\s,]){name}=('[^']*'|\"[^\"]*\"|[^,\s]+)", text):
-            found[ours] = _value(ours, match[1])
+        if match := re.search(rf"(?:^|[\s,]){name}=('[^']{{0,1000}}'|\"[^\"]{{0,1000}}\"|[^,\s]{{1,1000}})", text):
+            value = _value(ours, match[1])
+            if _can_be(ours, value):
+                found[ours] = value
     return found
 
 
 def _memory(line: str) -> MemoryUse:
     found: dict[str, Any] = {}
     for name, pattern in _MEMORY.items():
-        if match := re.search(pattern, line):
+        if match := pattern.search(line):
             found[name] = int(match[1]) if name.startswith("kv_bytes") else float(match[1])
-    if match := re.search(r"Current kv cache memory in use is (-?[\d.]+) (GiB|bytes)", line):
+    if match := _IN_USE.search(line):
         found["kv_cache"] = float(match[1]) / (2**30 if match[2] == "bytes" else 1)
+    if not 0 < found.get("utilization", 1) <= 1:
+        del found["utilization"]
     if "weights" in found and "non_torch" in found:
         found["consumed"] = round(found["weights"] + found["non_torch"], 3)
     return MemoryUse(**found)
@@ -184,8 +227,8 @@ def _memory(line: str) -> MemoryUse:
 
 def _arguments(line: str) -> dict[str, Any]:
     """The arguments of the server: those that are plain values, and no secrets, which older versions write out."""
-    match = re.search(r"non-default args: (\{.*\})", line[:MAX_ARGUMENTS])
-    pairs = _pairs(match[1]) if match else None
+    text = line.partition("non-default args: ")[2][:MAX_ARGUMENTS]
+    pairs = _pairs(text[: text.rfind("}") + 1])
     found = {}
     for key, value in zip(pairs.keys, pairs.values, strict=True) if pairs else ():
         with suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
@@ -205,6 +248,21 @@ def _pairs(text: str) -> ast.Dict | None:
     return None
 
 
+def argument(arguments: Mapping[str, Any], name: str) -> Any:
+    """An argument of the server, None where it is not given or cannot be."""
+    value = arguments.get(name)
+    return value if _can_be(name, value) else None
+
+
+def _can_be(name: str, value: Any) -> bool:
+    """Whether a value has the type of the field `name`."""
+    if name in _COUNTS:
+        return type(value) is int and 1 <= value < 10**15
+    if name in _SWITCHES:
+        return isinstance(value, bool)
+    return name in _REALS or value is None or isinstance(value, str)
+
+
 def _value(name: str, text: str) -> Any:
     """A value in the type of the field `name`."""
     if name in ("engine_version", "pool"):
@@ -215,6 +273,6 @@ def _value(name: str, text: str) -> Any:
         return text[1:-1]
     if name in _REALS:
         return float(text.replace(",", ""))
-    if re.fullmatch(r"[\d,]+", text):
+    if re.fullmatch(r"[0-9][0-9,]{0,18}", text):
         return int(text.replace(",", ""))
     return {"None": None, "True": True, "False": False}.get(text, text.removeprefix("torch."))

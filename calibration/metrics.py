@@ -21,6 +21,8 @@ EXTERNAL_PREFIX_HITS = ("vllm:external_prefix_cache_hits_total",)
 
 CACHE_CONFIG = "vllm:cache_config_info"
 
+MOST = 1e18  # of any sample: a server of a million tokens a second needs 30,000 years
+
 GAUGES = (*RUNNING, *WAITING, *KV_USAGE)
 _GAUGE_BYTES = tuple(name.encode() for name in GAUGES)
 # Asked for by name, and with this slash, vLLM gathers its gauges in 1 ms; all of /metrics holds up the streams for 5.
@@ -69,14 +71,28 @@ class MetricsSnapshot:
         return not self.running and not self.waiting
 
 
+class MetricsError(ValueError):
+    """A text that is not in the Prometheus format."""
+
+
 class Samples:
-    """Samples of a text in the Prometheus format, by name."""
+    """Samples of a text in the Prometheus format, by name.
+
+    Of equal samples the last counts. What is no number from 0 to `MOST` is left out, as if the server did not tell it.
+    Raises `MetricsError`.
+    """
 
     def __init__(self, text: str) -> None:
-        self.values: dict[str, list[tuple[dict[str, str], float]]] = {}
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                self.values.setdefault(sample.name, []).append((sample.labels, sample.value))
+        found: dict[str, dict[tuple[tuple[str, str], ...], tuple[dict[str, str], float]]] = {}
+        try:
+            for family in text_string_to_metric_families(text):
+                for sample in family.samples:
+                    if 0 <= sample.value <= MOST:
+                        labels = tuple(sorted(sample.labels.items()))
+                        found.setdefault(sample.name, {})[labels] = (sample.labels, sample.value)
+        except (ValueError, LookupError, TypeError, ArithmeticError) as problem:  # the parser raises all of these
+            raise MetricsError("not in the Prometheus format") from problem
+        self.values = {name: list(samples.values()) for name, samples in found.items()}
 
     def total(self, *names: str) -> float | None:
         """The sum over engines and labels of the first of `names` that is there."""
@@ -108,7 +124,7 @@ class Samples:
 
 
 def parse_metrics(text: str) -> MetricsSnapshot:
-    """Read the text of /metrics. Raises ValueError where it is not in the Prometheus format."""
+    """Read the text of /metrics. Raises `MetricsError`."""
     samples = Samples(text)
     return MetricsSnapshot(
         running=samples.count(*RUNNING),

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,9 +18,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from calibration.log_lines import WORTH_A_LOOK, MemoryUse, facts_in, iteration_in, status_in
+from calibration.log_lines import WORTH_A_LOOK, MemoryUse, argument, facts_in, iteration_in, status_in
 
 MAX_BYTES = 1 << 30  # of a log; a line for every step fills 12 MB an hour at 20 steps a second
 MAX_LINE = 1 << 20  # bytes; a longer line is read in pieces
@@ -101,7 +103,8 @@ class ServerLog:
     def served_names(self) -> tuple[str, ...]:
         """The names under which the model is served, as far as told."""
         names = self.arguments.get("served_model_name") or self.model or self.arguments.get("model") or ()
-        return (names,) if isinstance(names, str) else tuple(names)
+        names = [names] if isinstance(names, str) else names if isinstance(names, (list, tuple)) else []
+        return tuple(name for name in names if isinstance(name, str))
 
 
 def read_server_log(path: str | Path) -> ServerLog:
@@ -129,7 +132,11 @@ def _lines(path: Path) -> Iterator[str]:
         while left > 0 and (line := file.readline(MAX_LINE)):
             left -= len(line)
             if WORTH_A_LOOK.search(line):
-                yield _COLOUR.sub("", _unwrapped(line.decode(errors="replace").strip()))
+                yield _printable(_COLOUR.sub("", _unwrapped(line.decode(errors="replace").strip())))
+
+
+def _printable(line: str) -> str:
+    return line if line.isprintable() else "".join(letter if letter.isprintable() else " " for letter in line)
 
 
 def _unwrapped(line: str) -> str:
@@ -137,7 +144,8 @@ def _unwrapped(line: str) -> str:
     if line.startswith("{"):
         with suppress(ValueError, RecursionError):
             record = json.loads(line)
-            return " ".join(str(record.get(name, "")) for name in ("levelname", "asctime", "message", "log"))
+            told = [record.get(name) for name in ("levelname", "asctime", "message", "log")]
+            return " ".join(text for text in told if isinstance(text, str))
     return line
 
 
@@ -146,24 +154,24 @@ class _Reading:
 
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {}
-        self.status: list[dict[str, float]] = []
-        self.iterations: list[dict[str, float]] = []
+        self.status, self.iterations = _Rows(STATUS_COLUMNS), _Rows(ITERATION_COLUMNS)
         self.first_time: datetime | None = None
         self.starts = 1
 
     def take(self, line: str) -> None:
         """Keep what a line tells."""
         if iteration := iteration_in(line):
-            self.iterations.append(iteration | {"time": self._time(line)})
+            self.iterations.add(iteration | {"time": self._time(line)})
         elif status := status_in(line):
-            self.status.append(status | {"time": self._time(line)})
+            self.status.add(status | {"time": self._time(line)})
         else:
             self._take_facts(facts_in(line))
             self._time(line)
 
     def _take_facts(self, facts: dict[str, Any]) -> None:
         if "arguments" in facts and "kv_tokens" in self.facts:  # another start
-            self.facts, self.status, self.iterations, self.starts = {}, [], [], self.starts + 1
+            self.facts, self.starts = {}, self.starts + 1
+            self.status, self.iterations = _Rows(STATUS_COLUMNS), _Rows(ITERATION_COLUMNS)
         for name, value in facts.items():
             self.facts[name] = _merged(name, self.facts[name], value) if name in self.facts else value
 
@@ -180,14 +188,30 @@ class _Reading:
         facts = dict(self.facts)
         given = facts.get("arguments", {})
         for name in ("max_num_batched_tokens", "max_num_seqs", "block_size", "async_scheduling"):
-            facts.setdefault(name, given.get(name))
+            facts.setdefault(name, argument(given, name))
         notes = []
         if self.starts > 1:
             notes.append(f"the log holds {self.starts} starts of the server: the last one counts")
         if cut:
             notes.append(f"the log is larger than {MAX_BYTES >> 30} GiB: only its beginning was read")
-        status, iterations = _table(self.status, STATUS_COLUMNS), _table(self.iterations, ITERATION_COLUMNS)
-        return ServerLog(**facts, status=status, iterations=iterations, notes=tuple(notes))
+        return ServerLog(**facts, status=self.status.table(), iterations=self.iterations.table(), notes=tuple(notes))
+
+
+class _Rows:
+    """Rows of numbers in little memory: a log may have one for every step of days."""
+
+    def __init__(self, columns: Mapping[str, str]) -> None:
+        self._columns, self._numbers = columns, array("d")
+
+    def __len__(self) -> int:
+        return len(self._numbers) // len(self._columns)
+
+    def add(self, row: Mapping[str, float]) -> None:
+        self._numbers.extend(row[name] for name in self._columns)
+
+    def table(self) -> pd.DataFrame:
+        numbers = np.array(self._numbers).reshape(-1, len(self._columns))
+        return pd.DataFrame(numbers, columns=list(self._columns)).astype(self._columns)
 
 
 @lru_cache(maxsize=1)  # many lines are written within a second
@@ -208,7 +232,3 @@ def _merged(name: str, had: Any, value: Any) -> Any:
     if name == "memory":
         return value if (value.kv_cache or math.inf) < (had.kv_cache or math.inf) else had
     return value
-
-
-def _table(rows: Sequence[Mapping[str, float]], columns: Mapping[str, str]) -> pd.DataFrame:
-    return pd.DataFrame(rows, columns=list(columns)).astype(columns)

@@ -31,7 +31,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, PrivateAttr, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    FailFast,
+    Field,
+    InstanceOf,
+    PrivateAttr,
+    field_validator,
+    model_validator,
+)
 
 from simulator.engine.engine_flags import FlagError
 from simulator.engine.routers import RouterError, make_router
@@ -51,7 +60,10 @@ from simulator.planning.alternative import BASELINE, Alternative, alternative
 from simulator.planning.replications import AnyLoad
 from simulator.planning.targets import check_targets
 from simulator.profile import Profile
+from simulator.schema_version import readable
 from simulator.yaml_file import DocumentError, KeyProblem, Section, read_yaml
+
+SCHEMA_VERSION = 1
 
 
 class ScenarioError(DocumentError):
@@ -248,7 +260,7 @@ class Scenario(Section):
     holds targets in milliseconds, such as ``p99_ttft``.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: int = SCHEMA_VERSION
     name: str = Field(min_length=1, description="the scenario's name")
     description: str = ""
     profile: str = Field(min_length=1, description="the path of a profile, from this file, or a shipped profile's name")
@@ -258,7 +270,7 @@ class Scenario(Section):
     router: Annotated[str, AfterValidator(_known_router)] | None = Field(
         default=None, description="who chooses among replicas, such as least-requests"
     )
-    alternatives: list[Annotated[InstanceOf[ServeLine], BeforeValidator(_serve_line)]] = Field(
+    alternatives: Annotated[list[Annotated[InstanceOf[ServeLine], BeforeValidator(_serve_line)]], FailFast()] = Field(
         default_factory=list, description='lines of flags that differ, such as ["--max-num-seqs 64"]'
     )
     load: LoadSection
@@ -266,6 +278,11 @@ class Scenario(Section):
         default_factory=dict, description="milliseconds"
     )
     _path: Path = PrivateAttr(default_factory=Path)
+
+    @field_validator("schema_version", mode="before")
+    @classmethod
+    def _is_readable(cls, version: object) -> int:
+        return readable(version, SCHEMA_VERSION)
 
     @model_validator(mode="after")
     def _has_a_goal(self) -> Self:

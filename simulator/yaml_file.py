@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 MAX_BYTES = 1 << 20
+MOST_VALUES = 20_000  # keys and values of a file
 MOST_TOLD = 24  # names that an error lists
 
 Place = tuple[str | int, ...]  # the keys and list positions that lead to a value
@@ -57,8 +58,8 @@ def read_yaml(path: Path, section: type[SectionType], error: type[DocumentError]
         return section.model_validate(data)
     except ValidationError as problem:
         faults = problem.errors(include_url=False)
-        # a misspelled key is both unknown and missing: tell the first
-        fault = next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
+        # a newer file has keys that are not known yet, and a misspelled one is both unknown and missing: tell the first
+        fault = min(faults, key=lambda fault: (fault["loc"] != ("schema_version",), fault["type"] != "extra_forbidden"))
         place, message = _explain(fault, section)
         raise error(f"{path}, line {_line(place, lines)}: {message}") from None
 
@@ -92,11 +93,18 @@ def _read_text(path: Path, error: type[DocumentError]) -> str:
 class _Loader(yaml.SafeLoader):
     """Plain data only. An alias could blow a small file up to gigabytes, so anchors and aliases are refused."""
 
+    values = 0  # so far, keys among them
+
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self.values += 1
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
             raise yaml.composer.ComposerError(
                 None, None, "anchors (&) and aliases (*) are not allowed; write the value out", event.start_mark
+            )
+        if self.values > MOST_VALUES:
+            raise yaml.composer.ComposerError(
+                None, None, f"more than {MOST_VALUES:,} keys and values; such a file is not read", event.start_mark
             )
         return super().compose_node(parent, index)
 
@@ -131,6 +139,9 @@ def _parse(text: str) -> tuple[object, dict[Place, int]]:
         loader.dispose()
 
 
+_UNSOUND = re.compile("[\0\ud800-\udfff]")
+
+
 def _plain(loader: _Loader, node: yaml.Node, place: Place, lines: dict[Place, int]) -> object:
     if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
         return _mapping(loader, node, place, lines)
@@ -142,8 +153,17 @@ def _plain(loader: _Loader, node: yaml.Node, place: Place, lines: dict[Place, in
         return values
     try:
         value: object = loader.construct_object(node)
-    except (ValueError, OverflowError) as problem:
-        raise yaml.constructor.ConstructorError(None, None, str(problem), node.start_mark) from None
+    except (ValueError, OverflowError):
+        told = f"{_shown(node.value)} is no value that can be read"
+        raise yaml.constructor.ConstructorError(None, None, told, node.start_mark) from None
+    return _sound(value, node)
+
+
+def _sound(value: object, node: yaml.Node) -> object:
+    """The value, unless it is text with an escape such as ``\\0`` or ``\\ud800`` that no file or name can hold."""
+    if isinstance(value, str) and _UNSOUND.search(value):
+        told = f"{_shown(value)} has a character that no text can hold"
+        raise yaml.constructor.ConstructorError(None, None, told, node.start_mark)
     return value
 
 
@@ -153,6 +173,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, place: Place, lines: dict[
         key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
         if not isinstance(key, str):
             raise yaml.constructor.ConstructorError(None, None, "a key must be plain text", key_node.start_mark)
+        _sound(key, key_node)
         if key in values:
             raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", key_node.start_mark)
         lines[(*place, key)] = key_node.start_mark.line + 1
@@ -180,11 +201,6 @@ def _explain(fault: ErrorDetails, section: type[Section]) -> tuple[Place, str]:
             return place, f"key {name} is missing{': it is ' if purpose else ''}{purpose}"
         case "value_error":
             return _explain_own(context["error"], place, value)
-        case "literal_error" if place == ("schema_version",):
-            return (
-                place,
-                f"schema_version must be {context['expected']}, got {_shown(value)}; does it need a newer capsim?",
-            )
         case "literal_error":
             close = suggestion(str(value), re.findall(r"'([^']*)'", context["expected"]))
             return place, f"{name} must be {context['expected']}, got {_shown(value)}; {close}"

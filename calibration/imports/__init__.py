@@ -6,11 +6,20 @@ and every trap that was met noted on the level. A file of aggregates becomes fig
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from calibration.imports import aiperf, guidellm, inference_perf, llmd_report, sglang, vllm_bench
-from calibration.imports.source import Format, ImportFileError, NoRequestsError, Source, read_source
+from calibration.imports.source import (
+    Format,
+    ImplausibleError,
+    ImportFileError,
+    NoRequestsError,
+    Source,
+    read_source,
+    shown,
+)
 from calibration.imports.stated import FIGURES, StatedLevel, is_stated, load_stated, save_stated, validate_stated
 from calibration.trial import Figure
 from simulator.results.run import Run
@@ -57,7 +66,7 @@ def import_files(paths: Iterable[str | Path], format: str | None = None) -> Run:
             raise NoRequestsError(
                 f"{source.path}: {known.tool} holds aggregates only, no requests: it can validate, cannot calibrate"
             )
-        runs.append((source, known.requests(source)))
+        runs.append((source, _read(known.requests, source)))
     server: dict[str, object] = {}
     for source, run in runs:
         ours, theirs = server.get("model"), run.server.get("model")
@@ -91,7 +100,7 @@ def import_stated(paths: Iterable[str | Path], format: str | None = None) -> lis
     for source, known in _recognised(paths, format):
         if known.stated is None:
             raise ImportFileError(f"{source.path}: {known.tool} holds requests and no aggregates; import it as a run")
-        found += known.stated(source)
+        found += _read(known.stated, source)
     return found
 
 
@@ -100,9 +109,19 @@ def import_aggregates(paths: Iterable[str | Path], format: str | None = None) ->
     return [figure for level in import_stated(paths, format) for figure in level.figures]
 
 
+_Result = TypeVar("_Result")
+
+
+def _read(read: Callable[[Source], _Result], source: Source) -> _Result:
+    try:
+        return read(source)
+    except ImplausibleError as problem:
+        raise ImportFileError(f"{source.path}: {problem}") from None
+
+
 def _recognised(paths: Iterable[str | Path], wanted: str | None) -> list[tuple[Source, Format]]:
     if wanted is not None and wanted not in NAMES:
-        raise ImportFileError(f"{wanted!r} is no format; known are {', '.join(NAMES)}")
+        raise ImportFileError(f"{shown(wanted)} is no format; known are {', '.join(NAMES)}")
     candidates = [known for known in FORMATS if wanted in (None, known.name)]
     found = []
     for path in paths:
@@ -126,7 +145,8 @@ def _recognise(source: Source, candidates: Sequence[Format], wanted: str | None)
 def _hint(source: Source) -> str:
     """What a file is that often lies beside the one to give; empty for any other."""
     first = source.first if isinstance(source.first, dict) else {}
-    if "metrics_phase" in first or {"endpoints_configured"} <= first.get("summary", {}).keys() if first else False:
+    summary = first.get("summary")
+    if "metrics_phase" in first or (isinstance(summary, dict) and "endpoints_configured" in summary):
         return "AIPerf's server metrics; give profile_export.jsonl, they are read from beside it"
     if {"schema_version", "source", "started_at"} <= first.keys():
         return "a run of capsim already; use its folder"

@@ -7,16 +7,17 @@ the server's gauges and its own means of queue, prefill and decode time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 import numpy as np
 
 from calibration.imports.aiperf_server import read_server_metrics
 from calibration.imports.records import NAN, Record, level_from_records
-from calibration.imports.source import Fields, Format, ImportFileError, Source
+from calibration.imports.source import Fields, Format, ImportFileError, Source, iso_time, one_line, shown
 from calibration.imports.stated import StatedLevel, Statistics, figures_of, stated_shape, statistics_in
+from calibration.secrecy import shown_url
 from simulator.loads.workload import ClosedLoop, OpenLoop, Workload
 from simulator.results.run import Run
 
@@ -60,7 +61,7 @@ def read_requests(source: Source) -> Run:
         notes.append(f"{left_out} warm-up lines were left out")
     summary, metrics = source.beside(SUMMARY), source.beside(SERVER_METRICS)
     start = min(record.sent for record in records)
-    seen = read_server_metrics(metrics, start, max(record.ended for record in records)) if metrics else None
+    seen = read_server_metrics(metrics, start, _end(records)) if metrics else None
     arrivals = _arrivals(summary) if summary else None
     level = level_from_records(
         records,
@@ -72,7 +73,7 @@ def read_requests(source: Source) -> Run:
     if arrivals is None:
         level.notes.append(f"the load was told from the sending times: {level.workload.label}")
     server = _server(summary) | (seen.server if seen else {})
-    return Run("measured", [level], server, datetime.fromtimestamp(start, UTC).isoformat(timespec="seconds"))
+    return Run("measured", [level], server, iso_time(start))
 
 
 def read_stated(source: Source) -> list[StatedLevel]:
@@ -138,6 +139,11 @@ def _record(line: Fields, counting: _Counting) -> Record:
     return Record(prompt, output, sent, ttft, e2el, chunks, ended=ended)
 
 
+def _end(records: Sequence[Record]) -> float:
+    """When the last request ended, on the clients' clock; the last that was sent where ends are not told."""
+    return max(record.sent if math.isnan(record.ended) else record.ended for record in records)
+
+
 def _count(metrics: Fields, *names: str) -> int | None:
     """The first of these counts that is there."""
     for name in names:
@@ -184,7 +190,7 @@ def _arrivals(summary: Fields) -> ClosedLoop | OpenLoop | None:
         for name in ("rate", "request_rate"):
             if name in phase:
                 steady = "constant" in f"{phase.text('type')} {phase.text('arrival_pattern')}"
-                return OpenLoop(phase.positive(name), float("inf") if steady else 1.0)
+                return OpenLoop(phase.rate(name), float("inf") if steady else 1.0)
     return None
 
 
@@ -208,10 +214,11 @@ def _server(summary: Fields | None) -> dict[str, object]:
     )
     if isinstance(models, list) and models:
         first = models[0]
-        server["model"] = str(first.get("name") if isinstance(first, dict) else first)
+        named = first.get("name") if isinstance(first, dict) else first
+        server["model"] = one_line(named) if isinstance(named, str) else shown(named)
     urls = config.section_or_empty("endpoint").data.get("urls")
-    if isinstance(urls, list) and urls:
-        server["url"] = str(urls[0])
+    if isinstance(urls, list) and urls and isinstance(urls[0], str):
+        server["url"] = shown_url(one_line(urls[0]))
     return server
 
 

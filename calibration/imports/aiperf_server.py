@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from calibration.imports.source import Fields
+from calibration.imports.source import MOST, Fields
 from calibration.metrics import CACHE_CONFIG, KV_USAGE, RUNNING, WAITING
 
 NS = 1e-9
@@ -65,7 +65,7 @@ def _server(metrics: Fields) -> tuple[dict[str, object], list[str]]:
     ]
     labels, engines = here[0], len({one.text("engine") for one in here})
     server: dict[str, object] = {"engine": "vllm", "engines": engines}
-    known = {name: int(text) for name in _COUNTS if (text := labels.text(name)).isdigit()}
+    known = {name: size for name in _COUNTS if (size := labels.size(name)) is not None}
     server |= {name: count for name, count in known.items() if name != "kv_cache_size_tokens"}
     if "kv_cache_size_tokens" in known:
         server["kv_tokens"] = known["kv_cache_size_tokens"]
@@ -83,7 +83,7 @@ def _mean(metrics: Fields, name: str) -> float | None:
     """A histogram's mean over the run, all its series together."""
     stats = [series.section_or_empty("stats") for series in metrics.section_or_empty(name).sections("series")]
     total, count = (sum(one.real_or(part, 0.0) for one in stats) for part in ("sum", "count"))
-    return total / count if count else None
+    return total / count if count >= 1 else None
 
 
 def _gauges(metrics: Fields, start: float, end: float) -> pd.DataFrame:
@@ -113,6 +113,9 @@ def _slices(metrics: Fields, names: Sequence[str], average: bool) -> dict[tuple[
         for one in series:
             for part in one.sections("timeslices"):
                 key = (part.real("start_ns") * NS, part.real("end_ns") * NS)
-                found[key] = found.get(key, 0.0) + part.real("avg") / (len(series) if average else 1)
+                value, most = part.real("avg"), 1 if average else MOST
+                if value > most:
+                    raise part.problem("avg", f"of {name} must be at most {most:,}, got {value:g}")
+                found[key] = found.get(key, 0.0) + value / (len(series) if average else 1)
         return found
     return {}

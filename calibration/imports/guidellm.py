@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from datetime import UTC, datetime
 
 from calibration.imports.records import NAN, Record, level_from_records
-from calibration.imports.source import Fields, Format, ImportFileError, NoRequestsError, Source
+from calibration.imports.source import Fields, Format, ImportFileError, NoRequestsError, Source, iso_time, shown
 from calibration.imports.stated import StatedLevel, Statistics, figures_of, stated_shape
+from calibration.secrecy import shown_url
 from simulator.loads.workload import ClosedLoop, OpenLoop, Workload
+from simulator.results.percentiles import PERCENTILES
 from simulator.results.run import Level, Run
-from simulator.results.summary import PERCENTILES
 
 MS = 1e-3
 OUTCOMES = {"successful": "", "incomplete": "cut off at the end", "errored": "error"}
@@ -43,8 +43,7 @@ def read_requests(source: Source) -> Run:
             )
     levels = [_level(report, benchmark) for benchmark in benchmarks]
     began = min(benchmark.real_or("start_time", NAN) for benchmark in benchmarks)
-    started_at = "" if math.isnan(began) else datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds")
-    return Run("measured", levels, _server(report), started_at)
+    return Run("measured", levels, _server(report), iso_time(began))
 
 
 def read_stated(source: Source) -> list[StatedLevel]:
@@ -115,7 +114,7 @@ def _count(request: Fields, name: str, section: str) -> int | None:
 
 
 def _kind(request: Fields) -> str:
-    message = request.text("error") or request.section_or_empty("info").text("error")
+    message = request.words("error") or request.section_or_empty("info").words("error")
     return message.strip().splitlines()[0][:60] if message.strip() else "error"
 
 
@@ -171,10 +170,10 @@ def _arrivals(benchmark: Fields) -> ClosedLoop | OpenLoop:
             bound = strategy.count("max_concurrency") if "max_concurrency" in strategy else 0
             return ClosedLoop(bound) if bound and bound < _made(benchmark) else OpenLoop(math.inf)
         if kind in ("constant", "poisson", "async_constant", "async_poisson"):
-            return OpenLoop(strategy.positive("rate"), 1.0 if "poisson" in kind else math.inf)
+            return OpenLoop(strategy.rate("rate"), 1.0 if "poisson" in kind else math.inf)
         if kind:
             raise ImportFileError(
-                f"{benchmark.path}: {benchmark.place} has arrivals of kind {kind!r}, which is not known"
+                f"{benchmark.path}: {benchmark.place} has arrivals of kind {shown(kind)}, which is not known"
             )
     raise ImportFileError(f"{benchmark.path}: {benchmark.place} does not tell its strategy")
 
@@ -208,6 +207,8 @@ def _server(report: Fields) -> dict[str, object]:
         found = [place.text(name) for place in places for name in names if place.text(name)]
         if found:
             server[key] = found[0]
+    if "url" in server:
+        server["url"] = shown_url(str(server["url"]))
     return server
 
 

@@ -8,6 +8,7 @@ chunks are read. ``config.yaml`` and the stages beside them tell the load.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,8 +16,9 @@ import numpy as np
 
 from calibration.imports.lengths import length_of
 from calibration.imports.records import NAN, Record, level_from_records
-from calibration.imports.source import Fields, Format, ImportFileError, Source
+from calibration.imports.source import Fields, Format, ImportFileError, Source, shown
 from calibration.imports.stated import StatedLevel, Statistics, figures_of, statistics_in
+from calibration.secrecy import shown_url
 from simulator.loads.workload import ClosedLoop, OpenLoop, Shape, Workload
 from simulator.results.run import Run
 
@@ -82,7 +84,7 @@ def stage_arrivals(source: Source, number: int) -> ClosedLoop | OpenLoop | None:
     kind = config.section_or_empty("load").text("type")
     if "concurrency_level" in stage and kind in ("concurrent", ""):
         return ClosedLoop(stage.one_or_more("concurrency_level"))
-    return OpenLoop(stage.positive("rate"), 1.0 if kind == "poisson" else math.inf) if "rate" in stage else None
+    return OpenLoop(stage.rate("rate"), 1.0 if kind == "poisson" else math.inf) if "rate" in stage else None
 
 
 def _record(line: Fields) -> Record:
@@ -123,8 +125,9 @@ def _first_count(*places: tuple[Fields, str]) -> int:
 def _kind(line: Fields) -> str:
     error = line.data["error"]
     if isinstance(error, dict):
-        return str(error.get("error_type") or error.get("type") or "error")[:60]
-    return str(error).strip().splitlines()[0][:60] if str(error).strip() else "error"
+        kind = error.get("error_type") or error.get("type")
+        return kind if isinstance(kind, str) else "error"
+    return (error.strip().splitlines() or ["error"])[0] if isinstance(error, str) else shown(error)
 
 
 def _stages(source: Source) -> list[Stage]:
@@ -145,7 +148,7 @@ def _arrivals(source: Source, load: Fields, number: int) -> ClosedLoop | OpenLoo
         return configured
     if "concurrency" in load:
         return ClosedLoop(load.one_or_more("concurrency"))
-    return OpenLoop(load.positive("requested_rate"), math.inf) if "requested_rate" in load else None
+    return OpenLoop(load.rate("requested_rate"), math.inf) if "requested_rate" in load else None
 
 
 def _stated(source: Source, report: Fields) -> StatedLevel:
@@ -199,7 +202,7 @@ def _std(statistics: Fields) -> float:
 def _number(source: Source) -> int:
     """The stage that a file is of: its number is in its name only."""
     parts: Sequence[str] = source.path.stem.split("_")
-    return next((int(part) for part in parts if part.isdigit()), 0)
+    return next((int(part) for part in parts if re.fullmatch("[0-9]{1,6}", part)), 0)
 
 
 def _server(source: Source) -> dict[str, object]:
@@ -209,7 +212,7 @@ def _server(source: Source) -> dict[str, object]:
         named = config.section_or_empty("server")
         for name, key in (("model_name", "model"), ("base_url", "url"), ("type", "engine")):
             if named.text(name):
-                server[key] = named.text(name)
+                server[key] = shown_url(named.text(name)) if key == "url" else named.text(name)
     return server
 
 

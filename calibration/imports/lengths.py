@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from calibration.imports.source import MOST, ImplausibleError
 from simulator.loads.workload import Length, Shape
 
 FEW = 4  # so many distinct pairs of lengths become a fixed shape each
@@ -39,7 +40,14 @@ def shapes_of(lengths: Sequence[tuple[int, int]]) -> tuple[tuple[Shape, ...], li
 
 
 def length_of(mean: float, std: float | None = None) -> Length:
-    """A uniform length of this mean and standard deviation in tokens; fixed where it does not vary."""
+    """A uniform length of this mean and standard deviation in tokens; fixed where it does not vary.
+
+    Raises `calibration.imports.source.ImplausibleError`.
+    """
+    if not 0 < mean <= MOST or not (std or 0.0) <= MOST:
+        raise ImplausibleError(
+            f"requests of {mean:g} +- {std or 0.0:g} tokens on average cannot be; up to {MOST:,} can"
+        )
     half = math.sqrt(3) * (std or 0.0)
     low, high = max(1, round(mean - half)), max(1, round(mean + half))
     return Length(min(low, high), high)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from calibration.imports.inference_perf import stage_arrivals
-from calibration.imports.source import Fields, Format, ImportFileError, Source
+from calibration.imports.source import Fields, Format, ImportFileError, Source, one_line, shown, size_in
 from calibration.imports.stated import StatedLevel, Statistics, figures_of, stated_shape, statistics_in
 from simulator.loads.workload import ClosedLoop, OpenLoop, Workload
 
@@ -28,9 +29,10 @@ FLAGS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"
 
 def recognises(source: Source) -> bool:
     report = source.first
-    if not isinstance(report, dict) or not str(report.get("version", "")).startswith("0."):
+    if not isinstance(report, dict) or not _version(report).startswith("0."):
         return False
-    return "request_performance" in (report.get("results") or {}) or {"scenario", "metrics"} <= report.keys()
+    results = report.get("results")
+    return (isinstance(results, dict) and "request_performance" in results) or {"scenario", "metrics"} <= report.keys()
 
 
 def read_stated(source: Source) -> list[StatedLevel]:
@@ -87,7 +89,7 @@ def _latencies(latency: Fields, tool: str) -> tuple[dict[str, Statistics], list[
 def _statistics(fields: Fields) -> Statistics:
     unit = UNIT_SECONDS.get(fields.text("units"))
     if unit is None:
-        raise fields.problem("units", f"is {fields.text('units')!r}, not one of {', '.join(UNIT_SECONDS)}")
+        raise fields.problem("units", f"is {shown(fields.text('units'))}, not one of {', '.join(UNIT_SECONDS)}")
     return statistics_in(fields, lambda part: "stddev" if part == "std" else part, unit)
 
 
@@ -115,7 +117,7 @@ def _arrivals(source: Source, report: Fields) -> ClosedLoop | OpenLoop | None:
             if _finite(place.data.get(clients)) and not _finite(place.data.get(rate)):
                 return ClosedLoop(place.count(clients))
             if _finite(place.data.get(rate)):
-                return OpenLoop(place.real(rate), _burstiness(load))
+                return OpenLoop(place.rate(rate), _burstiness(load))
     stage = re.search(r"stage-(\d+)", report.section_or_empty("run").text("uid"))
     return stage_arrivals(source, int(stage[1])) if stage else None
 
@@ -126,7 +128,7 @@ def _burstiness(load: Fields) -> float:
 
 
 def _finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _tool(report: Fields) -> str:
@@ -137,9 +139,15 @@ def _tool(report: Fields) -> str:
     return named.lower()
 
 
+def _version(report: Mapping[str, Any]) -> str:
+    """The schema's, which YAML may take for a number."""
+    version = report.get("version")
+    return one_line(str(version), 20) if isinstance(version, (str, float)) else ""
+
+
 def _server(report: Fields) -> dict[str, object]:
     """Model, GPU and engine flags of the first inference engine."""
-    server: dict[str, object] = {"source": "Benchmark Report", "source_version": str(report.data.get("version"))}
+    server: dict[str, object] = {"source": "Benchmark Report", "source_version": _version(report.data)}
     scenario = report.section_or_empty("scenario")
     if model := scenario.section_or_empty("model").text("name"):
         server["model"] = model
@@ -152,8 +160,8 @@ def _server(report: Fields) -> dict[str, object]:
         if gpu := standard.section_or_empty("accelerator").text("model"):
             server["gpu"] = gpu
         args = part.section_or_empty("native", "args").data
-        flags = {str(key).lstrip("-").replace("-", "_"): value for key, value in args.items()}
-        server |= {name: flags[name] for name in FLAGS if type(flags.get(name)) is int}
+        flags = {str(key).lstrip("-").replace("-", "_"): size_in(value) for key, value in args.items()}
+        server |= {name: flags[name] for name in FLAGS if flags.get(name) is not None}
         break
     return server
 

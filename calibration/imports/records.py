@@ -6,17 +6,24 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from heapq import heapreplace
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from calibration.imports.lengths import shapes_of
+from calibration.imports.source import ImplausibleError, one_line
+from simulator.loads.bounds import LEAST_BURSTINESS, MOST_RATE
 from simulator.loads.workload import ClosedLoop, OpenLoop, Workload
 from simulator.results.run import GAP_COLUMNS, REQUEST_COLUMNS, TIMELINE_COLUMNS, TOKEN_COLUMNS, Level
 
 DECIMALS = 9  # times are kept to the nanosecond
 TIMELINE_ROWS = 500
+TIMELINE_TOKENS = 2_000_000  # moments of tokens, of all requests, where a file has no single times
+ROUNDING = 1e-6  # s and relative, by which a tool's own times may contradict each other
+CHUNKS_AGREE = 0.01  # likewise, for the sum of many gaps
+LONGEST = 1e6  # s, of a level: eleven days
 CALIBRATES = 0.5  # share of requests with one token a chunk, from which on steps can be seen
 ONLY_VALIDATES = "this level can validate, cannot calibrate"
 
@@ -78,15 +85,23 @@ def level_from_records(
     Without `arrivals` they are told from the sending times. `duration` (s) is what the tool states, for files without
     those times. `gauges` are the server's by slices of time (begin, end, running, waiting, kv_tokens); without them
     requests in flight stand for running ones. `rebuilt` sending times are not exact enough to see steps.
+    Raises `calibration.imports.source.ImplausibleError`.
     """
+    for number, record in enumerate(records):
+        _check(number, record)
     whole, counting = _settled(records)
     whole = sorted(whole, key=lambda record: math.inf if math.isnan(record.sent) else record.sent)
     start = min((record.sent for record in whole if not math.isnan(record.sent)), default=NAN)
     whole = [replace(record, sent=record.sent - start, ended=record.ended - start) for record in whole]
-    if arrivals is None:
-        arrivals = arrivals_of(whole)
     shapes, lengths = shapes_of([(record.prompt_tokens, record.output_tokens) for record in whole if not record.error])
     seconds = _duration(whole, duration)
+    times = (time for record in whole for time in (record.sent, record.ended, record.e2el) if not math.isnan(time))
+    spans = [seconds, *times]
+    if not round(seconds, DECIMALS) and any(not record.error for record in whole):
+        raise ImplausibleError("a level of 0 s cannot be")
+    if max(spans) > LONGEST:
+        raise ImplausibleError(f"a level of {max(spans):.3g} s cannot be: in what unit are its times?")
+    arrivals = arrivals or arrivals_of(whole)
     tokens, seeing = _tokens(whole, rebuilt)
     told = [*notes, *counting, *seeing, *_failures(whole), *lengths, _realised(whole, seconds)]
     timeline = _timeline(whole, seconds)
@@ -106,6 +121,17 @@ def level_from_records(
     )
 
 
+def _check(number: int, record: Record) -> None:
+    """Times run forwards. What a file does not tell, NaN, is compared to nothing."""
+    first, last, took = record.ttft, record.e2el, record.ended - record.sent
+    late = record.chunks is not None and record.chunks[-1] > last * (1 + CHUNKS_AGREE) + CHUNKS_AGREE
+    if first < 0 or last < 0 or first > last * (1 + ROUNDING) + ROUNDING or late or (record.error and took < 0):
+        raise ImplausibleError(
+            f"the times of request {number + 1} contradict each other (first token after {first:.6g} s, last after "
+            f"{last:.6g} s, end after {took:.6g} s)"
+        )
+
+
 def arrivals_of(records: Sequence[Record]) -> ClosedLoop | OpenLoop:
     """How requests arrived: a closed loop where each is sent as another ends, else their rate and burstiness."""
     times = np.sort([record.sent for record in records if not math.isnan(record.sent)])
@@ -119,8 +145,8 @@ def arrivals_of(records: Sequence[Record]) -> ClosedLoop | OpenLoop:
     if times[-1] == times[0]:
         return OpenLoop(math.inf)
     spread = float(np.std(np.diff(times)) / np.mean(np.diff(times)))
-    rate = (len(times) - 1) / float(times[-1] - times[0])
-    return OpenLoop(rate, math.inf if spread < 0.1 else round(1 / spread**2, 3))
+    rate = min(MOST_RATE, (len(times) - 1) / float(times[-1] - times[0]))
+    return OpenLoop(rate, math.inf if spread < 0.1 else max(LEAST_BURSTINESS, round(1 / spread**2, 3)))
 
 
 def sent_in_closed_loop(latencies: Sequence[float], clients: int, duration: float) -> list[float] | None:
@@ -128,13 +154,9 @@ def sent_in_closed_loop(latencies: Sequence[float], clients: int, duration: floa
 
     `latencies` in the order of sending and `duration` are seconds. None where this does not give that duration.
     """
-    free = [0.0] * clients
-    sent = []
-    for latency in latencies:
-        client = free.index(min(free))
-        sent.append(free[client])
-        free[client] += latency
-    return sent if abs(max(free) - duration) <= 0.02 * duration else None
+    free = [0.0] * min(clients, len(latencies))  # a heap; more clients than requests stay idle
+    sent = [heapreplace(free, free[0] + latency) for latency in latencies]
+    return sent if abs(max(free, default=0.0) - duration) <= 0.02 * duration else None
 
 
 def _settled(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
@@ -149,7 +171,7 @@ def _settled(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
         elif surplus > 0:
             dropped += 1
             record = replace(record, chunks=None)  # noqa: PLW2901
-        settled.append(record)
+        settled.append(replace(record, error=one_line(record.error, 60)) if record.error else record)
     of = f"of {len(records)} requests"
     notes = [f"in {several} {of} chunks carried several tokens: their gaps were divided evenly"] if several else []
     if cut:
@@ -225,9 +247,10 @@ def _timeline(records: Sequence[Record], duration: float) -> pd.DataFrame:
     if not good or duration <= 0:
         return _table(pd.DataFrame(columns=list(TIMELINE_COLUMNS)), TIMELINE_COLUMNS)
     starts, ends = np.sort([record.sent for record in good]), np.sort([record.end for record in good])
+    most = max(2, TIMELINE_TOKENS // len(good))
     moments = [np.array([[record.sent, record.prompt_tokens], [record.end, -record.prompt_tokens]]) for record in good]
     for record in good:
-        times = _token_times(record)
+        times = _token_times(record, most)
         moments.append(np.column_stack([record.sent + times, np.full(len(times), record.output_tokens / len(times))]))
         moments.append(np.array([[record.end, -record.output_tokens]]))
     changes = np.concatenate(moments)
@@ -255,12 +278,14 @@ def _with_gauges(timeline: pd.DataFrame, gauges: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _token_times(record: Record) -> Array:
-    """When tokens came, for the gauge of active tokens: evenly from first to last where it is not known."""
+def _token_times(record: Record, most: int) -> Array:
+    """When tokens came, for the gauge of active tokens: evenly from first to last, in up to `most` lots, where it is
+    not known.
+    """
     if record.chunks is not None:
         return record.chunks
     first = record.e2el if math.isnan(record.ttft) else record.ttft
-    return np.linspace(first, record.e2el, max(1, record.output_tokens))
+    return np.linspace(first, record.e2el, min(max(1, record.output_tokens), most))
 
 
 def _failures(records: Sequence[Record]) -> list[str]:

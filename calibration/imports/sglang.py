@@ -12,7 +12,7 @@ import numpy as np
 
 from calibration.imports.lengths import length_of
 from calibration.imports.records import NAN, Record, level_from_records, sent_in_closed_loop
-from calibration.imports.source import Fields, Format, NoRequestsError, Source
+from calibration.imports.source import GREATEST, Fields, Format, NoRequestsError, Source
 from calibration.imports.stated import StatedLevel, figures_of, statistics_in
 from simulator.loads.workload import ClosedLoop, OpenLoop, Shape, Workload
 from simulator.results.run import Level, Run
@@ -99,7 +99,7 @@ def _arrivals(result: Fields) -> ClosedLoop | OpenLoop:
     endless = rate in (math.inf, "inf", None)
     if "max_concurrency" in result and endless:
         return ClosedLoop(result.one_or_more("max_concurrency"))
-    return OpenLoop(math.inf if endless else result.positive("request_rate"))
+    return OpenLoop(math.inf if endless else result.rate("request_rate"))
 
 
 def _server(result: Fields) -> dict[str, object]:
@@ -108,11 +108,16 @@ def _server(result: Fields) -> dict[str, object]:
     server: dict[str, object] = {"source": "SGLang bench_serving", "engine": result.text("backend")}
     if model := result.text("model_id") or info.text("served_model_name") or info.text("model_path"):
         server["model"] = model
-    if isinstance(tokens := info.data.get("max_total_num_tokens"), int):
+    if tokens := info.size("max_total_num_tokens"):
         server["kv_tokens"] = tokens
     names = ("max_running_requests", "chunked_prefill_size", "mem_fraction_static", "tp_size", "version")
-    kept = {name: info.data[name] for name in names if isinstance(info.data.get(name), (int, float, str))}
+    kept = {name: info.text(name) or info.data[name] for name in names if _is_plain(info.data.get(name))}
     return server | ({"server_info": kept} if kept else {})
+
+
+def _is_plain(value: object) -> bool:
+    """A text, or a number that JSON can keep."""
+    return isinstance(value, str) or (isinstance(value, (int, float)) and abs(value) <= GREATEST)
 
 
 def _kind(error: str, output: int) -> str:

@@ -10,26 +10,36 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
 from calibration.imports.lengths import length_of
-from calibration.imports.source import Fields, ImportFileError, read_source
+from calibration.imports.source import GREATEST, Fields, ImplausibleError, ImportFileError, one_line, read_source, shown
 from calibration.trial import Figure, figure_of
 from calibration.validate import Comparison, LevelValidation, Validation
 from simulator.engine.engine_flags import EngineFlags
 from simulator.loads.workload import Shape, Workload
 from simulator.prediction import predict
 from simulator.profile import Profile
+from simulator.results.percentiles import PERCENTILES
 from simulator.results.run_files import RunFileError, workload_from_json, workload_to_json
-from simulator.results.summary import PERCENTILES
+from simulator.results.summary import LATENCIES, Summary
+from simulator.schema_version import readable, stamp
 
 SCHEMA_VERSION = 1
 FIGURES = "figures.json"  # in the folder that ``capsim import`` makes
 LEAST = 0.005  # relative; clocks, rounding and other definitions leave no less
+MOST_UNCERTAIN = 1e6  # relative; beyond it nothing is stated
 USUAL_SPREAD = 0.2  # standard deviation by mean, where a file does not state it
+
+
+METRICS = {
+    *(field.name for field in fields(Summary) if field.name not in LATENCIES),
+    *(f"{part}_{latency}" for latency in LATENCIES for part in ("mean", *(f"p{number}" for number in PERCENTILES))),
+    "p50_decode_time",
+}
 
 
 @dataclass(frozen=True)
@@ -83,22 +93,30 @@ def figures_of(
 ) -> tuple[Figure, ...]:
     """Figures under the names of `simulator.results.summary.Summary.flat`; what is zero or not stated is left out.
 
+    Raises `calibration.imports.source.ImplausibleError`.
+
     Uncertainties are those of a sample of `requests` requests with the stated spread, as if it were normal; a rate may
     be off by half a request.
     """
     found = [
-        Figure(workload, metric, value, max(LEAST, 0.5 / max(1, requests))) for metric, value in rates.items() if value
+        _figure(workload, metric, value, max(LEAST, 0.5 / max(1, requests))) for metric, value in rates.items() if value
     ]
     for latency, statistics in latencies.items():
         spread = _relative_spread(statistics)
         if statistics.mean:
             error = spread / math.sqrt(max(1, requests))
-            found.append(Figure(workload, f"mean_{latency}", statistics.mean, max(LEAST, error)))
+            found.append(_figure(workload, f"mean_{latency}", statistics.mean, max(LEAST, error)))
         for percentile, value in sorted(statistics.percentiles.items()):
             if value:
                 error = spread * _quantile_error(percentile) / math.sqrt(max(1, requests))
-                found.append(Figure(workload, f"p{percentile}_{latency}", value, max(LEAST, error)))
+                found.append(_figure(workload, f"p{percentile}_{latency}", value, max(LEAST, error)))
     return tuple(found)
+
+
+def _figure(workload: Workload, metric: str, value: float, uncertainty: float) -> Figure:
+    if not (value <= GREATEST and uncertainty <= MOST_UNCERTAIN):
+        raise ImplausibleError(f"{metric} cannot be {value:.4g}, known to {uncertainty:.3g} of it")
+    return Figure(workload, metric, value, uncertainty)
 
 
 def validate_stated(levels: Sequence[StatedLevel], profile: Profile, flags: EngineFlags | None = None) -> Validation:
@@ -132,7 +150,7 @@ def save_stated(levels: Iterable[StatedLevel], path: Path) -> None:
         }
         for level in levels
     ]
-    content = {"schema_version": SCHEMA_VERSION, "kind": "stated figures", "levels": rows}
+    content = {"kind": "stated figures", **stamp(SCHEMA_VERSION), "levels": rows}
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
 
@@ -147,9 +165,17 @@ def load_stated(path: str | Path) -> list[StatedLevel]:
     """The levels that `save_stated` wrote. Raises `ImportFileError`."""
     source = read_source(path)
     content = Fields(source.path, source.first if isinstance(source.first, dict) else {})
-    if content.text("kind") != "stated figures" or content.count("schema_version") != SCHEMA_VERSION:
-        raise ImportFileError(f"{path}: not figures that this version of capsim reads")
-    return [_load_level(level) for level in content.sections("levels")]
+    if content.text("kind") != "stated figures":
+        raise ImportFileError(f"{path}: not figures that capsim has imported")
+    stated = content.get("schema_version")
+    try:
+        readable(stated, SCHEMA_VERSION)
+    except ValueError as error:
+        raise ImportFileError(f"{path}: schema_version: {error}") from None
+    levels = [_load_level(level) for level in content.sections("levels")]
+    if not levels:
+        raise ImportFileError(f"{path}: figures of no level")
+    return levels
 
 
 def _load_level(level: Fields) -> StatedLevel:
@@ -157,12 +183,20 @@ def _load_level(level: Fields) -> StatedLevel:
         workload = workload_from_json(level.get("workload"))
     except RunFileError as error:
         raise ImportFileError(f"{level.path}: {error}") from None
-    figures = tuple(
-        Figure(workload, figure.text("metric"), figure.real("value"), figure.real("uncertainty"))
-        for figure in level.sections("figures")
-    )
+    figures = tuple(_load_figure(workload, figure) for figure in level.sections("figures"))
     server: dict[str, Any] = dict(level.section_or_empty("server").data)
-    return StatedLevel(workload, figures, level.texts("notes"), server)
+    try:
+        json.dumps(server, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        raise level.problem("server", "holds what JSON cannot keep") from None
+    return StatedLevel(workload, figures, [one_line(note) for note in level.texts("notes")], server)
+
+
+def _load_figure(workload: Workload, figure: Fields) -> Figure:
+    metric = figure.text("metric")
+    if metric not in METRICS:
+        raise figure.problem("metric", f"is {shown(metric)}, not a figure that capsim knows")
+    return Figure(workload, metric, figure.positive("value"), figure.positive("uncertainty"))
 
 
 def _relative_spread(statistics: Statistics) -> float:

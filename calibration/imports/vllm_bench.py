@@ -10,13 +10,12 @@ import math
 import re
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
 import numpy as np
 
 from calibration.imports.lengths import length_of
 from calibration.imports.records import NAN, Record, level_from_records
-from calibration.imports.source import Fields, Format, NoRequestsError, Source
+from calibration.imports.source import Fields, Format, NoRequestsError, Source, one_line, size_in
 from calibration.imports.stated import StatedLevel, Statistics, figures_of, statistics_in
 from simulator.loads.workload import ClosedLoop, OpenLoop, Shape, Workload
 from simulator.results.run import Level, Run
@@ -135,15 +134,14 @@ def _key(result: Fields, part: str, latency: str) -> str:
 def _arrivals(result: Fields) -> ClosedLoop | OpenLoop:
     """A closed loop where concurrency is bounded and requests are sent as fast as that allows, else an open one."""
     clients = result.one_or_more("max_concurrency") if "max_concurrency" in result else None
-    rate = result.data.get("request_rate", "inf")
-    endless = rate in ("inf", math.inf, None)
+    endless = result.data.get("request_rate", "inf") in ("inf", math.inf, None)
     if clients and (endless or _bound_binds(result, clients)):
         return ClosedLoop(clients)
     burstiness = result.data.get("burstiness")
     steady = burstiness in ("inf", math.inf)
     return OpenLoop(
-        math.inf if endless else result.positive("request_rate"),
-        math.inf if steady else result.positive("burstiness") if "burstiness" in result else 1.0,
+        math.inf if endless else result.rate("request_rate"),
+        math.inf if steady else result.burstiness("burstiness") if "burstiness" in result else 1.0,
     )
 
 
@@ -197,10 +195,12 @@ def _server(result: Fields) -> dict[str, object]:
     """The model, the tool, and the user's own ``--metadata``, where flags of the engine are taken as such."""
     server: dict[str, object] = {"model": result.text("model_id"), "source": "vllm bench serve"}
     server["source_version"] = _version(result)
-    metadata: dict[str, Any] = {
-        key: value for key, value in result.data.items() if isinstance(value, str) and key not in KNOWN_TEXTS
+    metadata = {
+        one_line(key): one_line(value)
+        for key, value in result.data.items()
+        if isinstance(value, str) and key not in KNOWN_TEXTS
     }
-    server |= {key: int(value) for key, value in metadata.items() if key in COUNTS and value.isdigit()}
+    server |= {key: size for key in COUNTS if (size := size_in(metadata.get(key))) is not None}
     server |= {key: metadata[key] for key in ("gpu", "engine", "engine_version") if key in metadata}
     if metadata.get("async_scheduling") in ("True", "False"):
         server["async_scheduling"] = metadata["async_scheduling"] == "True"
@@ -217,7 +217,7 @@ def _date(result: Fields) -> str:
 
 def _kind(error: str) -> str:
     """A short kind of an error that may be a traceback: its last line's exception, or the server's reason."""
-    last = error.strip().splitlines()[-1].strip()
+    last = (error.strip().splitlines() or [""])[-1].strip()
     if status := re.search(r"\b([45]\d\d)\b", last):
         return f"http {status[1]}"
     if "timeout" in last.lower():

@@ -44,6 +44,7 @@ _WRAPPERS = {"sudo", "nohup", "exec", "time", "env", "export", "setsid", "uv", "
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _NUMBER = re.compile(r"-\d+(\.\d+)?")
 _PROMPT = re.compile(r"^\s*(?:[$>%]|#(?=\s*(?:\w+=\S+\s+)*(?:sudo\s+)?(?:vllm|python3?|docker|podman|--)\b))\s*")
+_SECRET = re.compile(r"((?:key|token|secret|password|passwd|bearer)s?['\"]?(?:[=:]\s*|\s+))\S+", re.IGNORECASE)
 _SHELL = set("();<>|&")
 
 
@@ -124,8 +125,13 @@ def read_line(text: str) -> ServeLine:
             raise ServeLineError("name= is empty; write name=LABEL")
     before, words, is_command = _split(words)
     environment, stray = _environment(before)
-    line = ServeLine(name, environment=environment, before=" ".join(stray))
+    line = ServeLine(name, environment=environment, before=_masked(" ".join(stray)))
     return _read_flags(line, words, is_command)
+
+
+def _masked(text: str) -> str:
+    """A part of a line as it may be shown: without what follows a word such as --api-key, and without users of URLs."""
+    return re.sub(r"//[^/\s]*@", "//", _SECRET.sub(r"\1***", text))
 
 
 def _words(text: str) -> list[str]:
@@ -141,7 +147,8 @@ def _words(text: str) -> list[str]:
                 return words[:-1] if redirects else words
             words.append(word)
     except ValueError as problem:
-        raise ServeLineError(f"{' '.join(text.split())!r} has an open quote or escape ({problem})") from None
+        shown = _masked(" ".join(text.split()))
+        raise ServeLineError(f"{shown!r} has an open quote or escape ({problem})") from None
     return words
 
 

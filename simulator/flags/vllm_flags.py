@@ -18,6 +18,9 @@ _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10,
 _UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 
 
+MOST_DIGITS = 18
+
+
 class BadFlag(FlagError, KeyProblem):
     """A flag that does not exist or whose value has the wrong form; `key` is its name as it was given."""
 
@@ -31,6 +34,8 @@ def parse_size(text: str) -> int:
     if not found or factor is None or (factor == 1 and "." in found[1]):
         raise ValueError(f"{text!r} is not a size such as 6569114112, 8k, 10G or 6.12GiB")
     digits = found[1].replace("_", "")
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"{text!r} has more than {MOST_DIGITS} digits")
     return int(digits) * factor if "." not in digits else int(float(digits) * factor)
 
 
@@ -85,7 +90,7 @@ def _typed(value: object, wanted: Any) -> object:
     if wanted is int and isinstance(value, str):
         return parse_size(value)
     if wanted is float and isinstance(value, (int, str)) and not isinstance(value, bool):
-        return _number(value)
+        return parse_real(value)
     if typing.get_origin(wanted) is Literal:
         choices = typing.get_args(wanted)
         if value not in choices:
@@ -95,10 +100,11 @@ def _typed(value: object, wanted: Any) -> object:
     return value
 
 
-def _number(value: int | str) -> float:
+def parse_real(value: int | str) -> float:
+    """A number that is not whole. Raises ValueError."""
     try:
         return float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ValueError(f"must be a number, got {value!r}") from None
 
 

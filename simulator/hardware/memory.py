@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from simulator.engine.engine_flags import EngineFlags
-from simulator.flags.vllm_flags import SYNONYMS, parse_size
+from simulator.flags.vllm_flags import SYNONYMS, parse_real, parse_size
 from simulator.hardware.gpus import GIB, Gpu
 from simulator.hardware.kv_layout import KvLayout, KvPool, dtype_bytes, kv_layout, plain_layout
 from simulator.hardware.model_config import ModelArchitecture
@@ -105,7 +105,7 @@ def _value(key: str, name: str, value: object) -> object:
     """A flag's value in its type."""
     try:
         if name == "gpu_memory_utilization":
-            return float(str(value))
+            return parse_real(str(value))
         if name in ("kv_cache_dtype", "async_scheduling", "enforce_eager", "engine_version") or value is None:
             return value
         return parse_size(str(value))

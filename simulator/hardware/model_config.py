@@ -22,6 +22,7 @@ from simulator.yaml_file import suggestion
 
 TABLE = Path(__file__).with_name("models.yaml")
 MAX_BYTES = 1 << 20  # of a config.json
+MOST, MOST_LAYERS = 10**12, 10_000  # of a number in it
 
 
 class ModelError(ValueError):
@@ -218,9 +219,11 @@ def read_model(path: Path) -> ModelArchitecture:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ModelError(f"{path}: larger than {MAX_BYTES >> 20} MiB; this is no config.json of a model")
-        config = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
     except OSError as problem:
         raise ModelError(f"{path}: cannot be read ({problem.strerror})") from None
+    try:
+        config = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError):
         raise ModelError(f"{path}: not valid JSON; give the config.json that comes with the model's weights") from None
     if not isinstance(config, dict):
@@ -233,6 +236,8 @@ def architecture(name: str, config: Mapping[str, Any]) -> ModelArchitecture:
     notes = []
     if "text_config" in config:
         notes.append("only the language model is counted: weights of image and audio parts are left out")
+        if not isinstance(config["text_config"], dict):
+            raise ModelError(f"{name}: the config's text_config must be an object")
         outer = {key: config[key] for key in ("quantization_config", "other_parameters") if key in config}
         config = {**config["text_config"], **outer}
     model_type = str(config.get("model_type"))
@@ -249,10 +254,12 @@ class _Reader:
 
     def __init__(self, name: str, config: Mapping[str, Any], family: Family) -> None:
         self.name, self.config, self.family = name, {**family.defaults, **config}, family
-        self.hidden, self.heads = self.number("hidden_size"), self.number("num_attention_heads")
-        self.layers, self.vocab = self.number("num_hidden_layers"), self.number("vocab_size")
-        self.kv_heads = self.number("num_key_value_heads", self.heads)
-        self.head_dim = self.number("head_dim", self.hidden // self.heads)
+        self.hidden, self.heads = self.positive("hidden_size"), self.positive("num_attention_heads")
+        self.layers, self.vocab = self.positive("num_hidden_layers"), self.positive("vocab_size")
+        if self.layers > MOST_LAYERS:
+            raise ModelError(f"{name}: the config's num_hidden_layers may be up to {MOST_LAYERS:,}, got {self.layers}")
+        self.kv_heads = self.positive("num_key_value_heads", self.heads)
+        self.head_dim = self.positive("head_dim", self.hidden // self.heads)
 
     def number(self, key: str, default: int | None = None) -> int:
         value = self.config.get(key)
@@ -260,11 +267,27 @@ class _Reader:
             value = default
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise ModelError(f"{self.name}: the config's {key} must be a whole number, got {value!r}")
+        if value > MOST:
+            raise ModelError(f"{self.name}: the config's {key} may be up to {MOST:,}, got {value}")
+        return value
+
+    def positive(self, key: str, default: int | None = None) -> int:
+        value = self.number(key, default)
+        if not value:
+            raise ModelError(f"{self.name}: the config's {key} must be at least 1")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.config.get(key)
-        return default if value is None else bool(value)
+        if value is not None and not isinstance(value, bool):
+            raise ModelError(f"{self.name}: the config's {key} must be true or false, got {value!r}")
+        return default if value is None else value
+
+    def listed(self, key: str) -> list[Any] | None:
+        value = self.config.get(key)
+        if value is not None and not isinstance(value, list):
+            raise ModelError(f"{self.name}: the config's {key} must be a list, got {value!r}")
+        return value
 
     def model(self, notes: list[str]) -> ModelArchitecture:
         dense, moe = self._layers_by_kind()
@@ -307,7 +330,7 @@ class _Reader:
         """How many layers attend to a sliding window only."""
         if not self.config.get("sliding_window") or self.family.windows == "none":
             return 0
-        types = self.config.get("layer_types")
+        types = self.listed("layer_types")
         if types is not None and self.family.windows != "all":
             return sum(kind == "sliding_attention" for kind in types[: self.layers])
         if self.family.windows == "switch":
@@ -316,7 +339,7 @@ class _Reader:
             return 0
         if self.family.windows == "all":
             return self.layers
-        pattern = self.number("sliding_window_pattern", 2)  # every so many layers one of full attention
+        pattern = self.positive("sliding_window_pattern", 2)  # every so many layers one of full attention
         return self.layers - self.layers // pattern
 
     # --- what is learned
@@ -329,7 +352,7 @@ class _Reader:
             dense = min(self.number("first_k_dense_replace", 0), self.layers)
             return dense, self.layers - dense
         if self.family.experts == "qwen":
-            step, only = self.number("decoder_sparse_step", 1), self.config.get("mlp_only_layers") or ()
+            step, only = self.positive("decoder_sparse_step", 1), self.listed("mlp_only_layers") or ()
             moe = sum((index + 1) % step == 0 and index not in only for index in range(self.layers))
             return self.layers - moe, moe
         return 0, self.layers

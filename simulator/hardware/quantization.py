@@ -35,7 +35,12 @@ _QUANTIZED = {
 
 
 def integer_quantization(name: str, bits: int, group: int) -> Quantization:
-    """`bits` a parameter, with a scale of two bytes and a zero point for each `group` of them."""
+    """`bits` a parameter, with a scale of two bytes and a zero point for each `group` of them.
+
+    Raises `QuantizationError` for bits that no format has.
+    """
+    if not 1 <= bits <= 16:
+        raise QuantizationError(f"quantised weights have 1 to 16 bits, got {bits}")
     return Quantization(name, bits / 8 + (2 + bits / 8) / group if group > 0 else bits / 8)
 
 
@@ -52,13 +57,17 @@ def quantization_of(config: Mapping[str, Any] | None) -> Quantization | None:
     """The ``quantization_config`` of a checkpoint. Raises `QuantizationError`."""
     if not config:
         return None
+    if not isinstance(config, Mapping):
+        raise QuantizationError(f"the quantization_config must be an object, got {config!r}")
     method = str(config.get("quant_method"))
     try:
         if method in ("awq", "gptq"):
             return integer_quantization(method, int(config.get("bits", 4)), int(config.get("group_size", 128)))
         if method == "compressed-tensors":
             return _compressed_tensors(config)
-    except (TypeError, ValueError, AttributeError, KeyError, StopIteration):
+    except QuantizationError:
+        raise
+    except (TypeError, ValueError, OverflowError, AttributeError, KeyError, StopIteration):
         raise QuantizationError(f"the quantization_config of {method} is not understood") from None
     if method == "modelopt" or config.get("quant_algo"):
         return _NVFP4 if "FP4" in str(config.get("quant_algo", "")) else _FP8

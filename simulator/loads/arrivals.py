@@ -10,9 +10,21 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from simulator.loads.bounds import (
+    LEAST_BURSTINESS,
+    LEAST_FACTOR,
+    LEAST_RATE,
+    MOST_FACTOR,
+    MOST_RATE,
+    MOST_REQUESTS,
+    MOST_SECONDS,
+)
+from simulator.loads.lengths import parse_number
+
 Reals = npt.NDArray[np.float64]
 
 DAY = 86_400.0  # s
+LEAST_WIDTH = 1e-6  # s between two moments of a rate curve
 
 
 @dataclass(frozen=True)
@@ -23,8 +35,8 @@ class ThinkTime:
     kind: Literal["fixed", "exponential"] = "fixed"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.mean < math.inf:
-            raise ValueError(f"a think time must be a number of seconds >= 0, got {self.mean}")
+        if not 0 <= self.mean <= MOST_SECONDS:
+            raise ValueError(f"a think time must be a number of seconds from 0 to {MOST_SECONDS:g}, got {self.mean}")
 
     def draw(self, rng: np.random.Generator, count: int) -> Reals:
         return np.full(count, self.mean) if self.kind == "fixed" else rng.exponential(self.mean, count)
@@ -52,14 +64,21 @@ class RateCurve:
     def __post_init__(self) -> None:
         if len(self.seconds) != len(self.factors) or not self.seconds:
             raise ValueError("a rate curve needs a factor for each of its moments, and at least one")
-        if self.seconds[0] != 0 or np.any(np.diff(self.seconds) < 0):
-            raise ValueError("a rate curve's moments must start at 0 and be in order")
-        if not all(0 <= factor < math.inf for factor in self.factors):
-            raise ValueError("a rate curve's factors must be numbers >= 0")
-        if self.period is not None and not self.seconds[-1] <= self.period < math.inf:
+        if self.seconds[0] != 0 or not all(0 <= moment <= MOST_SECONDS for moment in self.seconds):
+            raise ValueError(f"a rate curve's moments must start at 0 and be numbers up to {MOST_SECONDS:g}")
+        if np.any((widths := np.diff(self.seconds)) < 0):
+            raise ValueError("a rate curve's moments must be in order")
+        if np.any((widths > 0) & (widths < LEAST_WIDTH)):
+            raise ValueError(f"a rate curve's moments must be equal or {LEAST_WIDTH:g} s apart")
+        if not all(factor == 0 or LEAST_FACTOR <= factor <= MOST_FACTOR for factor in self.factors):
+            raise ValueError(f"a rate curve's factors must be 0, or {LEAST_FACTOR:g} to {MOST_FACTOR:g}")
+        if self.period is not None and not self.seconds[-1] <= self.period <= MOST_SECONDS:
             raise ValueError("a rate curve's period must hold all its moments")
-        if (self.period is None and not self.factors[-1]) or (self.period is not None and not self.area(self.period)):
+        least = 0.0 if self.period is None else LEAST_FACTOR * self.period
+        if (self.period is None and not self.factors[-1]) or (self.period and self.area(self.period) < least):
             raise ValueError("a rate curve must go on for ever, but this one's rate ends at 0")
+        if self.period == 0:
+            raise ValueError("a rate curve's period must take some time")
 
     def area(self, until: float) -> float:
         """Integral of the factor from 0 to `until` seconds: how long a constant rate needs for as many requests."""
@@ -84,7 +103,8 @@ class RateCurve:
         root = np.sqrt(np.maximum(factor**2 + 2 * slope * wanted, 0.0))
         with np.errstate(divide="ignore", invalid="ignore"):  # wanted / factor, in the form that holds for any slope
             step = np.where(wanted > 0, 2 * wanted / (factor + root), 0.0)
-        return np.asarray(whole * (self.period or 0.0) + seconds[place] + step)
+        moments = whole * (self.period or 0.0) + seconds[place] + step
+        return np.maximum.accumulate(moments)  # a steep slope loses digits
 
     def _line(self) -> tuple[Reals, Reals]:
         """The moments, the period's end included, and the area up to each."""
@@ -120,6 +140,8 @@ class ClosedLoop:
     def __post_init__(self) -> None:
         if self.concurrency < 1:
             raise ValueError(f"concurrency must be at least 1, got {self.concurrency}")
+        if self.concurrency > MOST_REQUESTS:
+            raise ValueError(f"concurrency may be up to {MOST_REQUESTS:,} clients, got {self.concurrency}")
 
     @property
     def is_random(self) -> bool:
@@ -154,8 +176,10 @@ class OpenLoop:
     def __post_init__(self) -> None:
         if not self.request_rate > 0:
             raise ValueError(f"request rate must be positive, got {self.request_rate}")
-        if not self.burstiness > 0:
-            raise ValueError(f"burstiness must be positive, got {self.burstiness}")
+        if not (LEAST_RATE <= self.request_rate <= MOST_RATE or math.isinf(self.request_rate)):
+            raise ValueError(f"request rate must be {LEAST_RATE:g} to {MOST_RATE:g}, or inf; got {self.request_rate}")
+        if not self.burstiness >= LEAST_BURSTINESS:
+            raise ValueError(f"burstiness must be positive, {LEAST_BURSTINESS:g} or more; got {self.burstiness}")
         if self.max_concurrency is not None and self.max_concurrency < 1:
             raise ValueError(f"max_concurrency must be at least 1, got {self.max_concurrency}")
         if self.curve is not None and math.isinf(self.request_rate):
@@ -207,7 +231,10 @@ def parse_seconds(text: str) -> float:
     found = re.fullmatch(r"\s*([0-9.]+(?:[eE][-+]?[0-9]+)?)\s*([a-z]*)\s*", text)
     if not found or found[2] not in _UNITS:
         raise ValueError(f"{text!r} is no time such as 2s, 500ms, 10min or 1.5h")
-    return _number(found[1]) * _UNITS[found[2]]
+    seconds = parse_number(found[1]) * _UNITS[found[2]]
+    if seconds > MOST_SECONDS:
+        raise ValueError(f"{text!r} is longer than {MOST_SECONDS:g} s")
+    return seconds
 
 
 def parse_think_time(text: str) -> ThinkTime:
@@ -235,17 +262,19 @@ def parse_curve(text: str) -> RateCurve:
 
 def _ramp(text: str, values: list[str]) -> RateCurve:
     start, _, end = values[0].partition("-")
-    return RateCurve((0.0, parse_seconds(values[1])), (_number(start), _number(end)), None, text)
+    return RateCurve((0.0, parse_seconds(values[1])), (parse_number(start), parse_number(end)), None, text)
 
 
 def _bursts(text: str, values: list[str]) -> RateCurve:
     on, off = parse_seconds(values[0]), parse_seconds(values[1])
-    low = _number(values[2]) if len(values) > 2 else 0.0
+    low = parse_number(values[2]) if len(values) > 2 else 0.0
     return RateCurve((0.0, on, on, on + off), (1.0, 1.0, low, low), on + off, text)
 
 
 def _daily(text: str, values: list[str]) -> RateCurve:
-    points = sorted((parse_seconds(hour), _number(factor)) for hour, _, factor in (v.partition(":") for v in values))
+    points = sorted(
+        (parse_seconds(hour), parse_number(factor)) for hour, _, factor in (v.partition(":") for v in values)
+    )
     if points[-1][0] >= DAY:
         raise ValueError(f"{text!r}: a day's hours are 0h to 24h")
     (first, at_first), (last, at_last) = points[0], points[-1]
@@ -254,10 +283,3 @@ def _daily(text: str, values: list[str]) -> RateCurve:
     points = ([] if first == 0 else [(0.0, at_midnight)]) + points + [(DAY, at_midnight if first else at_first)]
     seconds, factors = zip(*points, strict=True)
     return RateCurve(seconds, factors, DAY, text)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is no number") from None

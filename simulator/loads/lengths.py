@@ -10,10 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from simulator.loads.bounds import MOST_TOKENS, MOST_WEIGHT
+
 Reals = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 HIGHEST = 0.9999  # quantile of an endless distribution at which it is cut where no bound is given
+LEAST_MEAN = 1e-3  # tokens
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,10 @@ class Distribution:
     def __post_init__(self) -> None:
         if self.kind not in _QUANTILES:
             raise ValueError(f"{self.kind!r} is no distribution; known are {', '.join(_QUANTILES)}")
-        if not (0 < self.mean < math.inf and 0 < self.std < math.inf):
-            raise ValueError(f"a distribution's mean and deviation must be positive, got {self}")
+        if not (LEAST_MEAN <= self.mean <= MOST_TOKENS and LEAST_MEAN <= self.std <= MOST_TOKENS):
+            raise ValueError(
+                f"a distribution's mean and deviation must be positive, {LEAST_MEAN:g} to {MOST_TOKENS:,}; got {self}"
+            )
 
     def below(self, tokens: Reals) -> Reals:
         """Share of the values up to `tokens`."""
@@ -107,8 +112,8 @@ class Histogram:
         for low, high, weight in self.ranges:
             if not 1 <= low <= high:
                 raise ValueError(f"a histogram's range must have 1 <= low <= high, got {low} to {high}")
-            if not 0 < weight < math.inf:
-                raise ValueError(f"a histogram's weights must be positive, got {weight:g}")
+            if not 0 < weight <= MOST_WEIGHT:
+                raise ValueError(f"a histogram's weights must be positive, up to {MOST_WEIGHT:g}; got {weight}")
 
     @property
     def shares(self) -> Reals:
@@ -139,6 +144,8 @@ class Length:
     def __post_init__(self) -> None:
         if not 1 <= self.low <= self.high:
             raise ValueError(f"a length must have 1 <= low <= high, got {self.low} to {self.high}")
+        if self.high > MOST_TOKENS:
+            raise ValueError(f"a length may have up to {MOST_TOKENS:,} tokens, got {self.high}")
         if isinstance(self.shape, Distribution) and not self._inside()[1] > 0:
             raise ValueError(f"{self.shape} has next to nothing between {self.low} and {self.high}")
         if isinstance(self.shape, Histogram):
@@ -155,6 +162,8 @@ class Length:
         """Uniform on [tokens x (1 - ratio), tokens x (1 + ratio)], as vLLM bench's ``--random-range-ratio``."""
         if not 0 <= range_ratio < 1:
             raise ValueError(f"range ratio must be in [0, 1), got {range_ratio}")
+        if tokens > MOST_TOKENS:
+            raise ValueError(f"a length may have up to {MOST_TOKENS:,} tokens, got {tokens}")
         return cls(max(1, math.floor(tokens * (1 - range_ratio))), math.ceil(tokens * (1 + range_ratio)))
 
     @classmethod
@@ -202,7 +211,7 @@ class Length:
         return str(self.shape) if self.shape else _span(self.low, self.high)
 
 
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE = re.compile(r"([0-9]{1,30})(?:-([0-9]{1,30}))?")
 FORMS = "512, 512-1024, 512~0.1, lognormal(500,300), normal(500,100,64-2048), exponential(200), histogram(1-99:3,100:1)"
 
 
@@ -216,8 +225,8 @@ def parse_length(text: str) -> Length:
     if _RANGE.fullmatch(text):
         return Length(*_bounds(text))
     tokens, jitter, ratio = text.partition("~")
-    if jitter and tokens.isdecimal():
-        return Length.jittered(int(tokens), _number(ratio))
+    if jitter and re.fullmatch(r"[0-9]{1,30}", tokens):
+        return Length.jittered(int(tokens), parse_number(ratio))
     name, bracket, rest = text.partition("(")
     if not (bracket and rest.endswith(")")):
         raise ValueError(f"{text!r} is no length; write one as {FORMS}")
@@ -233,24 +242,25 @@ def _parse_distribution(name: str, values: list[str]) -> Length:
         raise ValueError(f"{name!r} is no distribution; known are {', '.join(_QUANTILES)} and histogram")
     if len(values) not in (needed, needed + 1):
         raise ValueError(f"{name} is written {'exponential(MEAN)' if needed == 1 else f'{name}(MEAN,STD)'}")
-    mean, std = _number(values[0]), _number(values[needed - 1])
+    mean, std = parse_number(values[0]), parse_number(values[needed - 1])
     low, high = _bounds(values[needed]) if len(values) > needed else (None, None)
     return Length.distributed(Distribution(name, mean, std), low, high)
 
 
 def _weighted_range(text: str) -> tuple[int, int, float]:
     tokens, _, weight = text.partition(":")
-    return (*_bounds(tokens), _number(weight) if weight else 1.0)
+    return (*_bounds(tokens), parse_number(weight) if weight else 1.0)
 
 
 def _bounds(text: str) -> tuple[int, int]:
     found = _RANGE.fullmatch(text)
     if not found:
-        raise ValueError(f"{text!r} is no number of tokens such as 512, or 512-1024")
+        raise ValueError(f"{text!r} is no number of tokens such as 512, or 512-1024, up to {MOST_TOKENS:,}")
     return int(found[1]), int(found[2] or found[1])
 
 
-def _number(text: str) -> float:
+def parse_number(text: str) -> float:
+    """A number as people write it. Raises `ValueError`."""
     try:
         return float(text)
     except ValueError:

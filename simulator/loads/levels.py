@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from simulator.loads.arrivals import RateCurve
-from simulator.loads.lengths import FORMS, parse_length
+from simulator.loads.lengths import FORMS, parse_length, parse_number
 from simulator.loads.sessions import Sessions, Talk, split_outside_brackets
 from simulator.loads.trace import Trace
 from simulator.loads.workload import Arrivals, ClosedLoop, Length, Load, OpenLoop, Shape, ThinkTime, Workload
@@ -63,6 +63,8 @@ class Levels:
     def requests(self, arrivals: Arrivals) -> int:
         """Requests of a level, `NUM_PROMPTS` unless told; with a duration what is expected to arrive in it."""
         if isinstance(arrivals, OpenLoop) and self.duration is not None:
+            if math.isinf(arrivals.request_rate):
+                raise LoadError("an infinite request_rate sends everything at once: give num_prompts, not duration")
             return max(1, round(arrivals.expected(self.duration)))
         if isinstance(arrivals, ClosedLoop) and self.requests_per_client is not None:
             return self.requests_per_client * arrivals.concurrency
@@ -185,7 +187,7 @@ def parse_shape(text: str) -> Shape:
     try:
         if not found:
             raise ValueError(f"lengths are written {FORMS}" if "(" in text else "")
-        return Shape(parse_length(found[1]), parse_length(found[2]), float(found[3]) if found[3] else 1.0)
+        return Shape(parse_length(found[1]), parse_length(found[2]), parse_number(found[3]) if found[3] else 1.0)
     except ValueError as problem:
         reason = f": {problem}" if str(problem) else ""
         raise LoadError(f"{text!r} is not a shape such as 512/128 or 512-1024/128:0.7{reason}") from None

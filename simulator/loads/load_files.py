@@ -6,11 +6,13 @@ load.csv    time (s), prompt_tokens, output_tokens, hash_ids (with spaces betwee
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from simulator.loads.arrivals import Arrivals, RateCurve
@@ -20,6 +22,12 @@ from simulator.loads.trace import HashIds, Trace
 from simulator.loads.workload import ClosedLoop, Length, Load, OpenLoop, Shape, ThinkTime, Workload
 
 TABLE = "load.csv"
+MOST_BYTES = 4 << 30  # of a table
+MOST_HEADER = 1 << 16  # bytes of its first line
+MOST_IDS = 1 << 38  # that of a block of KV, beside its place, is kept in 63 bits
+
+NUMBERS = {np.int64: "whole numbers", np.float64: "numbers"}
+Number = TypeVar("Number", np.int64, np.float64)
 
 
 class RunFileError(ValueError):
@@ -128,8 +136,8 @@ def load_from_json(data: Any, folder: Path | None = None) -> Load:
                 raise RunFileError(f"workload: a load of kind {kind!r} is not known here")
     except KeyError as error:
         raise RunFileError(f"workload: {error.args[0]!r} is missing") from None
-    except (TypeError, AttributeError) as error:
-        raise RunFileError(f"workload: not the expected form ({error})") from None
+    except (TypeError, AttributeError, OverflowError):
+        raise RunFileError("workload: not in the form in which capsim writes a load") from None
     except RunFileError:
         raise
     except ValueError as error:
@@ -141,7 +149,7 @@ def _workload(data: Mapping[str, Any]) -> Workload:
         Shape(_length(shape, "input_len"), _length(shape, "output_len"), real(shape, "weight"))
         for shape in data["shapes"]
     )
-    return Workload(_arrivals(data["arrivals"]), shapes, integer(data, "num_prompts"), integer(data, "seed"))
+    return Workload(_arrivals(data["arrivals"]), shapes, integer(data, "num_prompts"), _seed(data))
 
 
 def _sessions(data: Mapping[str, Any]) -> Sessions:
@@ -150,30 +158,46 @@ def _sessions(data: Mapping[str, Any]) -> Sessions:
     context = None if words.get("max_context") is None else integer(words, "max_context")
     talk = Talk(turns, user, output, integer(words, "system"), context)
     think_time = _think(data["think_time"]) if "think_time" in data else None
-    return Sessions(_arrivals(data["arrivals"]), talk, integer(data, "num_sessions"), think_time, integer(data, "seed"))
+    return Sessions(_arrivals(data["arrivals"]), talk, integer(data, "num_sessions"), think_time, _seed(data))
 
 
 def _trace(data: Mapping[str, Any], path: Path) -> Trace:
-    try:
-        table = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8")
-    except FileNotFoundError:
-        raise RunFileError(f"{path.name}: no such file, it holds the recorded requests") from None
-    hash_ids = None
-    if "hash_block_size" in data:
-        parts = [text.split() for text in table["hash_ids"]]
-        ids = np.array([number for part in parts for number in part], dtype=np.int64)
-        ends = np.cumsum([len(part) for part in parts])
-        hash_ids = HashIds(ids, ends, integer(data, "hash_block_size"))
+    table = read_texts(path, ("time", "prompt_tokens", "output_tokens", "hash_ids"))
+    prompts, outputs = (_column(table, name, np.int64) for name in ("prompt_tokens", "output_tokens"))
     return Trace(
-        data["name"],
-        table["time"].to_numpy(object).astype(np.float64) if "time" in table.columns else None,
-        table["prompt_tokens"].to_numpy(object).astype(np.int64),
-        table["output_tokens"].to_numpy(object).astype(np.int64),
-        hash_ids,
+        text(data, "name"),
+        _column(table, "time", np.float64) if "time" in table.columns else None,
+        prompts,
+        outputs,
+        _hash_ids(data, table) if "hash_block_size" in data else None,
         _arrivals(data["arrivals"]) if "arrivals" in data else None,
-        integer(data, "seed"),
+        _seed(data),
         integer(data, "max_concurrency") if "max_concurrency" in data else None,
     )
+
+
+def _column(table: pd.DataFrame, name: str, kind: type[Number]) -> npt.NDArray[Number]:
+    """Numbers from a column of texts."""
+    if name not in table.columns:
+        raise RunFileError(f"{TABLE}: column {name!r} is missing")
+    try:
+        return table[name].to_numpy(object).astype(kind)
+    except (ValueError, OverflowError):
+        raise RunFileError(f"{TABLE}: the column {name} must hold {NUMBERS[kind]}") from None
+
+
+def _hash_ids(data: Mapping[str, Any], table: pd.DataFrame) -> HashIds:
+    if "hash_ids" not in table.columns:
+        raise RunFileError(f"{TABLE}: column 'hash_ids' is missing")
+    parts = [cell.split() for cell in table["hash_ids"]]
+    block_size = integer(data, "hash_block_size")
+    try:
+        ids = np.array([int(number) for part in parts for number in part], dtype=np.int64)
+    except (ValueError, OverflowError):
+        raise RunFileError(f"{TABLE}: hash_ids must be whole numbers with spaces between") from None
+    if block_size < 1 or (len(ids) and not 0 <= ids.min() <= ids.max() < MOST_IDS):
+        raise RunFileError(f"{TABLE}: hash_ids must be 0 to {MOST_IDS:,}, of blocks of at least one token")
+    return HashIds(ids, np.cumsum([len(part) for part in parts]), block_size)
 
 
 def _arrivals(data: Mapping[str, Any]) -> Arrivals:
@@ -199,7 +223,7 @@ def _think(data: Mapping[str, Any]) -> ThinkTime:
 
 def _curve(data: Mapping[str, Any]) -> RateCurve:
     period = None if data["period"] is None else real(data, "period")
-    return RateCurve(tuple(data["seconds"]), tuple(data["factors"]), period, data["text"])
+    return RateCurve(tuple(data["seconds"]), tuple(data["factors"]), period, text(data, "text"))
 
 
 def _length(data: Mapping[str, Any], name: str) -> Length:
@@ -207,9 +231,15 @@ def _length(data: Mapping[str, Any], name: str) -> Length:
     if isinstance(value, dict):
         bounds = _pair(value["bounds"], name)
         if value["kind"] == "histogram":
-            return Length(*bounds, Histogram(tuple((low, high, weight) for low, high, weight in value["ranges"])))
+            return Length(*bounds, Histogram(tuple(_range(part, name) for part in value["ranges"])))
         return Length(*bounds, Distribution(value["kind"], real(value, "mean"), real(value, "std")))
     return Length(*_pair(value, name))
+
+
+def _range(part: object, name: str) -> tuple[int, int, float]:
+    if not isinstance(part, list) or len(part) != 3:
+        raise RunFileError(f"{name} must have ranges of low, high and weight, got {part!r}")
+    return (*_pair(part[:2], name), real({"weight": part[2]}, "weight"))
 
 
 def _pair(value: object, name: str) -> tuple[int, int]:
@@ -218,14 +248,65 @@ def _pair(value: object, name: str) -> tuple[int, int]:
     return value[0], value[1]
 
 
+def read_texts(path: Path, columns: Container[str]) -> pd.DataFrame:
+    """Those of the `columns` that a table of comma-separated values has, every cell as text. Raises `RunFileError`."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise RunFileError(f"{path}: larger than {MOST_BYTES >> 30} GiB; such a table is not read")
+        _check_header(path)
+        # pandas' own conversion of floats is not exact in every version
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # else cells beyond the header's are dropped
+            table = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8", index_col=False)
+        return table[[name for name in table.columns if name in columns]]
+    except FileNotFoundError:
+        raise RunFileError(f"{path}: no such file") from None
+    except UnicodeDecodeError:
+        raise RunFileError(f"{path}: not a text file in UTF-8") from None
+    except pd.errors.ParserWarning:
+        raise RunFileError(f"{path}: a line has more cells than the first one, which names them") from None
+    except (ValueError, OverflowError) as error:  # pandas' own among them
+        raise RunFileError(f"{path}: not a table of comma-separated values: {str(error).strip()}") from None
+
+
+def _check_header(path: Path) -> None:
+    """Refuses what pandas would spend hours on to tell columns of the same name apart."""
+    with path.open("rb") as file:
+        header = file.readline(MOST_HEADER)
+    names = header.strip().split(b",")
+    if len(header) == MOST_HEADER or len(set(names)) < len(names):
+        raise RunFileError(f"{path}: the first line must name the columns, each by another name")
+
+
 def real(data: Mapping[str, Any], name: str) -> float:
     """A number, or infinity written "inf". Raises `RunFileError`."""
     value = data[name]
     if value == "inf":
         return math.inf
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise RunFileError(f"{name} must be a number, got {value!r}")
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        raise RunFileError(f"{name} is too large a number") from None
+    if math.isnan(number):
+        raise RunFileError(f"{name} must be a number, got {value!r}")
+    return number
+
+
+def text(data: Mapping[str, Any], name: str) -> str:
+    """Raises `RunFileError` for anything else."""
+    value = data[name]
+    if not isinstance(value, str):
+        raise RunFileError(f"{name} must be text, got {value!r}")
+    return value
+
+
+def _seed(data: Mapping[str, Any]) -> int:
+    seed = integer(data, "seed")
+    if seed < 0:
+        raise RunFileError(f"seed must be at least 0, got {seed}")
+    return seed
 
 
 def integer(data: Mapping[str, Any], name: str) -> int:

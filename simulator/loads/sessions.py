@@ -6,10 +6,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
 from simulator.loads.arrivals import Arrivals, ClosedLoop, OpenLoop, ThinkTime
+from simulator.loads.bounds import MOST_REQUESTS, MOST_TOKENS
 from simulator.loads.lengths import Length, parse_length
 from simulator.loads.workload import Integers, Load, Reals, drawn_think_times
 
@@ -38,6 +40,8 @@ class Talk:
     def __post_init__(self) -> None:
         if self.system < 0:
             raise ValueError(f"a system prompt must have at least 0 tokens, got {self.system}")
+        if self.system > MOST_TOKENS:
+            raise ValueError(f"a system prompt may have up to {MOST_TOKENS:,} tokens, got {self.system}")
         first = self.system + self.user.high + self.output.high
         if self.max_context is not None and first > self.max_context:
             raise ValueError(f"a first turn may have {first} tokens, more than max_context {self.max_context}")
@@ -65,6 +69,10 @@ class Sessions(Load):
     def __post_init__(self) -> None:
         if self.num_sessions < 1:
             raise ValueError(f"num_sessions must be at least 1, got {self.num_sessions}")
+        if self.num_sessions * self.talk.turns.mean > MOST_REQUESTS:
+            raise ValueError(
+                f"{self.num_sessions} sessions of {self.talk.turns} turns are more than {MOST_REQUESTS:,} requests"
+            )
         if isinstance(self.arrivals, OpenLoop) and self.arrivals.max_concurrency is not None:
             raise ValueError("max_concurrency goes with single requests; bound sessions by a number of users")
 
@@ -195,11 +203,17 @@ def talk_of(words: dict[str, str]) -> Talk:
 
 def _tokens(words: dict[str, str], name: str) -> int:
     text = words.get(name, "0").strip()
-    if not text.isdecimal():
-        raise ValueError(f"{name} must be a whole number of tokens, got {text!r}")
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise ValueError(f"{name} must be a whole number of tokens, up to {MOST_TOKENS:,}; got {text!r}")
     return int(text)
 
 
 def split_outside_brackets(text: str) -> list[str]:
     """The parts between those commas that stand in no bracket."""
-    return re.split(r",(?![^(]*\))", text)
+    commas, inside = [-1], False
+    for found in re.finditer(r"[,()]", text):
+        if found[0] != ",":
+            inside = found[0] == "("
+        elif not inside:
+            commas.append(found.start())
+    return [text[start + 1 : end] for start, end in pairwise([*commas, len(text)])]

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from simulator.loads.arrivals import Arrivals, ClosedLoop, OpenLoop
+from simulator.loads.bounds import MOST_SECONDS, MOST_TOKENS
 from simulator.loads.workload import Integers, Load, Reals, drawn_think_times
 
+MOST_SPEED = 1e9
 PLACE_BITS = 24  # a KV block's content is the hash id at its end and, in so many bits, its place
 
 
@@ -49,7 +51,8 @@ class HashIds:
         starts = np.concatenate([[0], self.ends[:-1]])[order]
         counts = self.ends[order] - starts
         ends = np.cumsum(counts)
-        places = np.arange(int(ends[-1])) + np.repeat(starts - (ends - counts), counts)
+        places = np.repeat(starts - (ends - counts), counts)
+        places += np.arange(len(places))
         return HashIds(self.ids[places], ends, self.block_size)
 
 
@@ -82,10 +85,14 @@ class Trace(Load):
             raise TraceError("a trace needs at least one request, and two lengths for each")
         if self.times is not None and len(self.times) != count:
             raise TraceError("a trace needs a time for each request")
+        if self.times is not None and not ((self.times >= 0) & (self.times <= MOST_SECONDS)).all():
+            raise TraceError(f"a trace's arrivals must be numbers of seconds from 0 to {MOST_SECONDS:g}")
         if self.times is not None and np.any(np.diff(self.times) < 0):
             raise TraceError("a trace's arrivals must be in order of time")
         if self.prompt_tokens.min() < 1 or self.generated_tokens.min() < 1:
             raise TraceError("a trace's requests must have at least one prompt and one generated token")
+        if max(self.prompt_tokens.max(), self.generated_tokens.max()) > MOST_TOKENS:
+            raise TraceError(f"a trace's requests may have up to {MOST_TOKENS:,} prompt and as many generated tokens")
 
     @property
     def num_prompts(self) -> int:
@@ -129,8 +136,8 @@ class Trace(Load):
 
     def faster(self, factor: float) -> Trace:
         """The same requests at `factor` times the rate."""
-        if not factor > 0:
-            raise TraceError(f"a trace's speed must be positive, got {factor:g}")
+        if not 1 / MOST_SPEED <= factor <= MOST_SPEED:
+            raise TraceError(f"a trace's speed must be positive, {1 / MOST_SPEED:g} to {MOST_SPEED:g}; got {factor}")
         return replace(self, times=self._recorded() / factor)
 
     def at_rate(self, request_rate: float) -> Trace:

@@ -16,12 +16,15 @@ Files may be compressed (.gz, .bz2, .xz). Requests without prompt or generated t
 from __future__ import annotations
 
 import bz2
+import csv
 import gzip
 import json
 import lzma
+import zlib
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -29,12 +32,17 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from simulator.loads.bounds import MOST_REQUESTS, MOST_TOKENS
 from simulator.loads.trace import HashIds, Trace, TraceError
 from simulator.loads.workload import Integers, Reals
 
-ROWS = 100_000  # of a CSV file held at a time
+ROWS = 20_000  # of a CSV file held at a time
 CHARACTERS_PER_TOKEN = 4  # of a custom dataset's prompts: an estimate, good to a third for English
 CUSTOM_OUTPUT = 256  # tokens, vLLM bench's --custom-output-len
+MOST_LINES = MOST_REQUESTS + 1  # with 24 bytes of memory each, and 8 more for a hash id
+MOST_IDS = 100_000_000
+LONGEST_LINE = 1 << 24  # characters; a prompt of a million tokens has a quarter
+LATEST = 1e11  # s, since 1970, or since the trace began: beyond it another unit was meant
 
 
 class _Columns(NamedTuple):
@@ -75,19 +83,25 @@ def read_trace(path: str | Path, format: str | None = None) -> Trace:  # noqa: A
     path = Path(path)
     if format is not None and format not in FORMATS:
         raise TraceError(f"{format!r} is no trace format; known are {', '.join(FORMATS)}")
-    if path.is_dir():
-        path = _only_level(path)
     try:
+        if path.is_dir():
+            path = _only_level(path)
+        if path.exists() and not path.is_file():
+            raise TraceError(f"{path}: no ordinary file; a trace is read twice, so copy it to one")
         with _open(path) as file:
-            start = file.readline()
+            start = next(_lines(file, path), "")
             file.seek(0)
             if start.lstrip().startswith("{"):
-                return _read_json_lines(file, path, format)
-            return _read_csv(file, path, start, format)
+                return _read_json_lines(file, path, start, format)
+            return _read_csv(file, path, format)
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file") from None
-    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, UnicodeDecodeError) as problem:
-        raise TraceError(f"{path}: damaged, or not a text file ({problem})") from None
+    except UnicodeDecodeError:
+        raise TraceError(f"{path}: not a text file in UTF-8, or damaged") from None
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error):
+        raise TraceError(f"{path}: damaged, or not compressed as its name says") from None
+    except OSError as problem:
+        raise TraceError(f"{path}: {problem.strerror or 'damaged, or not compressed as its name says'}") from None
 
 
 def _only_level(folder: Path) -> Path:
@@ -107,6 +121,19 @@ def _open(path: Path) -> IO[str]:
     return file
 
 
+def _lines(file: IO[str], path: Path) -> Iterator[str]:
+    """The lines of a file, which has a bounded number of them, of bounded length."""
+    for number in range(1, MOST_LINES + 1):
+        line = file.readline(LONGEST_LINE + 1)
+        if not line:
+            return
+        if len(line) > LONGEST_LINE:
+            raise TraceError(f"{path}, line {number}: longer than {LONGEST_LINE >> 20} MiB; such a line is not read")
+        yield line
+    if file.readline(1):
+        raise TraceError(f"{path}: has more than {MOST_LINES:,} lines; give a part of it")
+
+
 def _name(path: Path) -> str:
     """What the trace is called: the file's name, or a run's and its level's."""
     if path.name != "requests.csv":
@@ -118,101 +145,133 @@ def _name(path: Path) -> str:
 # --- CSV
 
 
-def _read_csv(file: IO[str], path: Path, header: str, wanted: str | None) -> Trace:
-    columns = _columns_of(header, path, wanted)
-    names = {name for name in (columns.time, columns.prompt, columns.output, "error") if name in _fields(header)}
-    read = _Requests()
+class _Rows:
+    """Rows of a CSV file that wait to be converted: the texts of the wanted columns, and the line of each row."""
+
+    def __init__(self) -> None:
+        self.lines: list[int] = []
+        self.texts: list[tuple[str, ...]] = []
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+
+def _read_csv(file: IO[str], path: Path, wanted: str | None) -> Trace:
+    csv.field_size_limit(LONGEST_LINE)
+    rows = csv.reader(_lines(file, path), strict=True)
+    read, waiting = _Requests(), _Rows()
     try:
-        for chunk in pd.read_csv(
-            file, dtype=str, keep_default_na=False, usecols=lambda name: name.strip() in names, chunksize=ROWS
-        ):
-            _take_rows(chunk.rename(columns=str.strip), columns, path, read)
-    except pd.errors.ParserError as problem:
-        raise TraceError(f"{path}: {' '.join(str(problem).split())}") from None
+        header = [name.strip() for name in next(rows, [])]
+        columns = _columns_of(header, path, wanted)
+        picked = itemgetter(*(header.index(name) for name in (columns.time, columns.prompt, columns.output)))
+        error = header.index("error") if "error" in header else None
+        for row in rows:
+            if len(row) != len(header) and not _fits(row, len(header)):
+                told = f"has {len(row)} fields, and the first line {len(header)}; is the file whole?"
+                raise TraceError(f"{path}, line {rows.line_num}: {told}")
+            if row and (error is None or not row[error]):
+                waiting.texts.append(picked(row))
+                waiting.lines.append(rows.line_num)
+            if len(waiting) == ROWS:
+                _take_rows(waiting, columns, path, read)
+                waiting = _Rows()
+    except csv.Error as problem:
+        raise TraceError(f"{path}, line {rows.line_num}: not CSV ({problem})") from None
+    _take_rows(waiting, columns, path, read)
     return _trace(_name(path), path, read)
 
 
-def _fields(header: str) -> list[str]:
-    return [name.strip().strip('"') for name in header.split(",")]
+def _fits(row: Sequence[str], fields: int) -> bool:
+    """Whether a row of another length is blank, or has nothing more than commas too many."""
+    return not row or (len(row) > fields and not any(row[fields:]))
 
 
-def _columns_of(header: str, path: Path, wanted: str | None) -> _Columns:
-    found = _fields(header)
+def _columns_of(header: Sequence[str], path: Path, wanted: str | None) -> _Columns:
     candidates = [columns for columns in CSV_FORMATS if wanted in (None, columns.format)]
     for columns in candidates:
-        if {columns.time, columns.prompt, columns.output} <= set(found):
+        needed = (columns.time, columns.prompt, columns.output)
+        if set(needed) <= set(header):
+            twice = [name for name in (*needed, "error") if header.count(name) > 1]
+            if twice:
+                raise TraceError(f"{path}, line 1: has the column {twice[0]} twice; which one is meant?")
             return columns
-    needed = "; or ".join(f"{', '.join(c[1:4])} ({c.format})" for c in candidates) or "JSON lines"
-    raise TraceError(f"{path}, line 1: has the columns {', '.join(found)}; a trace has {needed}")
+    known = "; or ".join(f"{', '.join(c[1:4])} ({c.format})" for c in candidates) or "JSON lines"
+    raise TraceError(f"{path}, line 1: has the columns {_shown_names(header)}; a trace has {known}")
 
 
-def _take_rows(chunk: pd.DataFrame, columns: _Columns, path: Path, read: _Requests) -> None:
-    """Convert rows of text, leaving out those of failed requests."""
-    if "error" in chunk.columns:
-        chunk = chunk[chunk["error"] == ""]
-    lines = chunk.index.to_numpy() + 2
+def _shown_names(header: Sequence[str]) -> str:
+    names = [name if name.isprintable() and len(name) <= 30 else _shown(name, 30) for name in header[:10]]
+    return ", ".join([*names, f"and {len(header) - 10} more"] if len(header) > 10 else names)
 
-    def column(name: str, wanted: str, parse: Callable[[pd.Series[str]], npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        return _parsed(chunk[name], lines, path, wanted, parse)
 
-    prompts = column(columns.prompt, "a whole number of tokens", _integers)
-    outputs = column(columns.output, "a whole number of tokens", _integers)
+def _take_rows(rows: _Rows, columns: _Columns, path: Path, read: _Requests) -> None:
+    """Convert rows of text."""
+
+    def column(place: int, wanted: str, parse: Callable[[Sequence[str]], npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        texts = [row[place] for row in rows.texts]
+        try:
+            return parse(texts)
+        except ValueError:
+            bad = _first_bad(texts, parse)
+            told = f"{columns[1 + place]} is {_shown(texts[bad])}, not {wanted}"
+            raise TraceError(f"{path}, line {rows.lines[bad]}: {told}") from None
+
+    prompts = column(1, f"a whole number of tokens up to {MOST_TOKENS:,}", _integers)
+    outputs = column(2, f"a whole number of tokens up to {MOST_TOKENS:,}", _integers)
     if columns.unit is None:
-        times = column(columns.time, "a date and time", _moments)
+        times = column(0, "a date and time since 1970", _moments)
     else:
-        times = column(columns.time, "a number", _numbers) * columns.unit
+        most = LATEST / columns.unit
+        times = column(0, f"a number up to {most:g}", lambda texts: _numbers(texts, most)) * columns.unit
     kept = (prompts > 0) & (outputs > 0)
     read.times.append(times[kept])
     read.prompts.append(prompts[kept])
     read.outputs.append(outputs[kept])
 
 
-def _parsed(
-    texts: pd.Series[str],
-    lines: Integers,
-    path: Path,
-    wanted: str,
-    parse: Callable[[pd.Series[str]], npt.NDArray[Any]],
-) -> npt.NDArray[Any]:
-    try:
-        return parse(texts)
-    except ValueError:
-        for line, text in zip(lines.tolist(), texts, strict=True):
-            try:
-                parse(pd.Series([text]))
-            except ValueError:
-                raise TraceError(f"{path}, line {line}: {texts.name} is {text!r}, not {wanted}") from None
-        raise
+def _first_bad(texts: Sequence[str], parse: Callable[[Sequence[str]], npt.NDArray[Any]]) -> int:
+    """The place of the first text that cannot be parsed, where one of them cannot."""
+    good, bad = 0, len(texts)  # texts up to `good` can be parsed, those up to `bad` cannot
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        try:
+            parse(texts[good:middle])
+            good = middle
+        except ValueError:
+            bad = middle
+    return good
 
 
-def _integers(texts: pd.Series[str]) -> Integers:
-    values = texts.to_numpy(object).astype(np.float64)
-    if not (values == np.rint(values)).all():
+def _integers(texts: Sequence[str]) -> Integers:
+    values = np.array(texts, object).astype(np.float64)
+    if not ((values == np.rint(values)) & (values >= 0) & (values <= MOST_TOKENS)).all():
         raise ValueError
     return values.astype(np.int64)
 
 
-def _numbers(texts: pd.Series[str]) -> Reals:
-    values = texts.to_numpy(object).astype(np.float64)
-    if not np.isfinite(values).all():
+def _numbers(texts: Sequence[str], most: float) -> Reals:
+    values = np.array(texts, object).astype(np.float64)
+    if not (np.abs(values) <= most).all():
         raise ValueError
     return values
 
 
-def _moments(texts: pd.Series[str]) -> Integers:
+def _moments(texts: Sequence[str]) -> Integers:
     """Nanoseconds since 1970."""
-    moments = pd.to_datetime(texts, format="ISO8601", utc=True)
+    moments = pd.Series(pd.to_datetime(pd.Series(texts, dtype=object), format="ISO8601", utc=True))
     if moments.isna().any():
         raise ValueError
-    return moments.dt.tz_localize(None).dt.as_unit("ns").to_numpy().astype(np.int64)
+    values = moments.dt.tz_localize(None).dt.as_unit("ns").to_numpy().astype(np.int64)
+    if (values < 0).any():
+        raise ValueError
+    return values
 
 
 # --- JSON lines
 
 
-def _read_json_lines(file: IO[str], path: Path, wanted: str | None) -> Trace:
-    first = _record(file.readline(), path, 1)
-    file.seek(0)
+def _read_json_lines(file: IO[str], path: Path, start: str, wanted: str | None) -> Trace:
+    first = _record(start, path, 1)
     if wanted == "custom" or (wanted is None and "prompt" in first and "timestamp" not in first):
         return _read_custom(file, path)
     if wanted is not None and wanted not in JSON_FORMATS:
@@ -249,12 +308,25 @@ def _read_timed(file: IO[str], path: Path, wanted: str | None) -> Trace:
         outputs.append(output)
         ids.extend(hashed)
         ends.append(len(ids))
+        if len(ids) > MOST_IDS:
+            raise TraceError(f"{path}, line {line}: has more than {MOST_IDS:,} hash_ids up to here; give a part of it")
     if not times:
         raise TraceError(f"{path} holds no request with prompt and output tokens")
-    block, unit = JSON_FORMATS[wanted or _told_by_ids(path, np.array(prompts), np.diff(np.array(ends), prepend=0))]
-    hash_ids = HashIds(np.array(ids, np.int64), np.array(ends, np.int64), block) if ids else None
-    read = _Requests([np.array(times) * unit], [np.array(prompts, np.int64)], [np.array(outputs, np.int64)])
+    name = wanted or _told_by_ids(path, _integers_of(prompts), np.diff(_integers_of(ends), prepend=0))
+    block, unit = JSON_FORMATS[name]
+    seconds = np.frombuffer(times, np.float64) * unit
+    if np.abs(seconds).max() > LATEST:
+        raise TraceError(
+            f"{path}: has a timestamp of {np.abs(seconds).max():.3g} s as the format {name}; is it another?"
+        )
+    hash_ids = HashIds(_integers_of(ids), _integers_of(ends), block) if ids else None
+    read = _Requests([seconds], [_integers_of(prompts)], [_integers_of(outputs)])
     return _trace(_name(path), path, read, hash_ids)
+
+
+def _integers_of(values: array[int]) -> Integers:
+    """The same memory: a trace may have a hundred million hash ids."""
+    return np.frombuffer(values, np.int64)
 
 
 def _told_by_ids(path: Path, prompts: Integers, counts: Integers) -> str:
@@ -272,37 +344,70 @@ def _told_by_ids(path: Path, prompts: Integers, counts: Integers) -> str:
 
 def _records(file: IO[str], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Every line's number and object."""
-    for line, text in enumerate(file, 1):
+    for line, text in enumerate(_lines(file, path), 1):
         if text.strip():
             yield line, _record(text, path, line)
 
 
 def _record(text: str, path: Path, line: int) -> dict[str, Any]:
     try:
-        record = json.loads(text)
+        record = _DECODER.decode(text)
     except json.JSONDecodeError as problem:
         raise TraceError(f"{path}, line {line}: not JSON ({problem.msg}); every line is an object of its own") from None
+    except ValueError as problem:
+        raise TraceError(f"{path}, line {line}: {_told(problem)}") from None
+    except RecursionError:
+        raise TraceError(f"{path}, line {line}: nested too deeply for a request") from None
     if not isinstance(record, dict):
         raise TraceError(f"{path}, line {line}: a JSON object was expected, one a line")
     return record
 
 
+class _TwiceError(ValueError):
+    """A key that an object gives twice."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(next(name for name in names if names.count(name) > 1))
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+
+
+def _told(problem: ValueError) -> str:
+    if isinstance(problem, _TwiceError):
+        return f"has {_shown(problem.args[0])} twice; which one is meant?"
+    return "holds a number with thousands of digits"
+
+
 def _count(record: dict[str, Any], name: str, path: Path, line: int) -> int:
     value = record.get(name)
-    if type(value) is not int:
-        told = f"{name} is {value!r}, not a whole number of tokens" if name in record else f"has no {name!r}"
-        raise TraceError(f"{path}, line {line}: {told}")
+    if type(value) is not int or not 0 <= value <= MOST_TOKENS:
+        told = f"{name} is {_shown(value)}, not a whole number of tokens up to {MOST_TOKENS:,}"
+        raise TraceError(f"{path}, line {line}: {told if name in record else f'has no {name!r}'}")
     return value
 
 
 def _time(record: dict[str, Any], path: Path, line: int) -> float:
-    value = record.get("timestamp")
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not np.isfinite(value):
-        raise TraceError(f"{path}, line {line}: timestamp is {value!r}, not a number")
+    value, most = record.get("timestamp"), LATEST * 1e3  # in milliseconds, or too much in seconds
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -most <= value <= most:
+        raise TraceError(f"{path}, line {line}: timestamp is {_shown(value)}, not a number up to {most:g}")
     return float(value)
 
 
 # --- both
+
+
+def _shown(value: object, most: int = 40) -> str:
+    """A value as an error names it."""
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "an object"
+    text = repr(value[: 2 * most] if isinstance(value, str) else value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _trace(name: str, path: Path, read: _Requests, hash_ids: HashIds | None = None) -> Trace:
@@ -312,6 +417,8 @@ def _trace(name: str, path: Path, read: _Requests, hash_ids: HashIds | None = No
     times: npt.NDArray[Any] = np.concatenate(read.times)
     prompts, outputs = np.concatenate(read.prompts), np.concatenate(read.outputs)
     seconds = (times - times.min()) / 1e9 if times.dtype == np.int64 else times - times.min()
+    if (seconds[1:] >= seconds[:-1]).all():
+        return Trace(name, seconds, prompts, outputs, hash_ids)
     order = np.argsort(seconds, kind="stable")
     if hash_ids is not None:
         hash_ids = hash_ids.chosen(order)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.loads.arrivals import Arrivals, ClosedLoop, OpenLoop, ThinkTime
+from simulator.loads.bounds import MOST_REQUESTS, MOST_WEIGHT
 from simulator.loads.lengths import Length
 
 __all__ = ["Arrivals", "ClosedLoop", "Length", "Load", "OpenLoop", "Shape", "ThinkTime", "Workload"]
@@ -110,8 +111,8 @@ class Shape:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (self.weight > 0 and math.isfinite(self.weight)):
-            raise ValueError(f"a shape's weight must be positive, got {self.weight}")
+        if not 0 < self.weight <= MOST_WEIGHT:
+            raise ValueError(f"a shape's weight must be positive, up to {MOST_WEIGHT:g}; got {self.weight}")
 
     def __str__(self) -> str:
         return f"{self.input_len}/{self.output_len}"
@@ -129,6 +130,8 @@ class Workload:
     def __post_init__(self) -> None:
         if self.num_prompts < 1:
             raise ValueError(f"num_prompts must be at least 1, got {self.num_prompts}")
+        if self.num_prompts > MOST_REQUESTS:
+            raise ValueError(f"num_prompts may be up to {MOST_REQUESTS:,} a level, got {self.num_prompts}")
         if not self.shapes:
             raise ValueError("a workload needs at least one shape")
 

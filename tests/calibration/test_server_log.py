@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -296,3 +297,92 @@ def test_a_file_that_is_not_there_is_said_in_a_line(tmp_path: Path) -> None:
         read_server_log(tmp_path / "absent.log")
     with pytest.raises(ServerLogError, match=r"cannot be read \(Is a directory\)"):
         read_server_log(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("message", "names"),
+    [
+        ("Using max model len 0", ["max_model_len"]),
+        ("Using max model len " + "9" * 5000, ["max_model_len"]),
+        ("GPU KV cache size: ,,, tokens", ["kv_tokens"]),
+        ("GPU KV cache size: 0 tokens", ["kv_tokens"]),
+        ("GPU KV cache size: " + "9" * 40 + " tokens", ["kv_tokens"]),
+        ("Available KV cache memory: 1.2.3 GiB", ["kv_memory"]),
+        ("Model loading took . GiB", ["model_memory"]),
+        ("LLM engine (v0.9.0) with config: max_seq_len=many, tensor_parallel_size=0, enforce_eager=perhaps, dtype=1",
+         ["max_model_len", "tensor_parallel_size", "enforce_eager", "dtype"]),
+        ("non-default args: {'max_num_seqs': 'x', 'block_size': [1], 'async_scheduling': 3, "
+         "'max_num_batched_tokens': 0}",
+         ["max_num_seqs", "block_size", "async_scheduling", "max_num_batched_tokens"]),
+        ("Iteration(99999999999999999999): 1 context requests, 1 context tokens, 1 generation requests, 1 generation "
+         "tokens, iteration elapsed time: 1.0 ms", []),
+        (STATUS.format(more="").replace("72.5%", "725%"), []),
+        (STATUS.format(more="").replace("Running: 45", "Running: " + "4" * 5000), []),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_not_told(read, message: str, names: list[str]) -> None:
+    log = read(info(message), info("Graph capturing finished in 1 secs, took 0.5 GiB"))
+    assert [getattr(log, name) for name in names] == [None] * len(names)
+    assert len(log.status) == len(log.iterations) == 0
+
+
+def test_a_log_of_other_values_gives_no_name_of_a_model(read) -> None:
+    assert read(info("non-default args: {'served_model_name': 7, 'model': 3}")).served_names == ()
+    assert read(info("non-default args: {'served_model_name': ['a', 7, None]}")).served_names == ("a",)
+
+
+def test_what_a_terminal_would_obey_is_left_out(read) -> None:
+    log = read("\x1b]0;title\x07" + info("LLM engine (v0.9.0) with config: model='a\x1b[31m\x07\u202eb', dtype=x"))
+    assert log.model is not None
+    assert log.model.isprintable()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "KV cache " + "A" * 300_000,
+        "KV cache Model loading took " + "1" * 300_000,
+        "Async scheduling " * 20_000,
+        "Free memory on device Actual usage " + "on device " * 30_000,
+        "LLM engine (v0.9.0) with config: " + ",model='" * 30_000,
+        "non-default args: {" * 50_000,
+        "non-default args: " + "{" * 60_000 + "}",
+        "non-default args: {'a': " + "-" * 60_000 + "1}",
+        '{"log": ' + "[" * 500_000,
+    ],
+)
+def test_a_line_made_to_take_long_does_not(read, line: str) -> None:
+    """Each took minutes or more: a search that begins anew at every place of a long line."""
+    assert read(info(line), info("Using max model len 1024")).max_model_len == 1024
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_a_log_in_another_encoding_is_none(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "vllm.log"
+    path.write_bytes(REAL.read_text().encode(encoding))
+    with pytest.raises(ServerLogError, match="is no log of vLLM"):
+        read_server_log(path)
+
+
+def test_bytes_that_are_no_text_lose_their_line_only(tmp_path: Path) -> None:
+    path = tmp_path / "vllm.log"
+    path.write_bytes(b"\0\xff\xfe\n" * 100 + REAL.read_bytes().replace(b"\n", b"\r\n") + b"\x80" * 5000)
+    assert read_server_log(path).max_num_seqs == read_server_log(REAL).max_num_seqs
+
+
+def test_a_row_of_a_log_takes_little_memory(tmp_path: Path) -> None:
+    """A line for every step of days: Python's own numbers take 700 bytes a row."""
+    path = tmp_path / "vllm.log"
+    path.write_text(f"INFO 10-23 15:14:56 {ITERATION}\n" * 5_000)
+    tracemalloc.start()
+    log = read_server_log(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(log.iterations) == 5_000
+    assert peak < 5_000 * 400
+
+
+def test_a_share_of_the_memory_beyond_all_is_not_told(read) -> None:
+    memory = read(info(ADVICE.replace("(0.9, ", "(2.9, "))).memory
+    assert memory is not None
+    assert (memory.utilization, memory.consumed) == (None, 56.89)

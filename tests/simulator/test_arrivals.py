@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -101,7 +102,12 @@ def test_as_many_arrive_in_a_time_as_are_expected() -> None:
     [
         ((1.0,), (1.0,), None, "start at 0"),
         ((0.0, 2.0, 1.0), (1.0, 1.0, 1.0), None, "in order"),
-        ((0.0,), (-1.0,), None, ">= 0"),
+        ((0.0,), (-1.0,), None, "must be 0, or"),
+        ((0.0,), (1e308,), None, "must be 0, or"),
+        ((0.0, math.nan), (1.0, 1.0), None, "be numbers up to"),
+        ((0.0, 1e300), (1.0, 1.0), None, "be numbers up to"),
+        ((0.0, 1.0), (1.0, 0.0), 1e9, "go on for ever"),
+        ((0.0,), (1.0,), 0.0, "take some time"),
         ((0.0, 5.0), (1.0, 0.0), None, "go on for ever"),
         ((0.0,), (0.0,), 5.0, "go on for ever"),
         ((0.0, 5.0), (1.0, 1.0), 4.0, "hold all its moments"),
@@ -174,3 +180,41 @@ def test_the_same_seed_draws_the_same_thoughts() -> None:
     assert other is not None
     assert (first == again).all()
     assert not (first == other).any()
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: OpenLoop(1e-300), "must be 1e-06 to 1e"),
+        (lambda: OpenLoop(1e308), "must be 1e-06 to 1e"),
+        (lambda: OpenLoop(math.nan), "must be positive"),
+        (lambda: OpenLoop(1.0, 1e-9), "0.05 or more"),
+        (lambda: OpenLoop(1.0, math.nan), "0.05 or more"),
+        (lambda: ClosedLoop(10**12), "up to 10,000,000 clients"),
+        (lambda: ThinkTime(1e308), "from 0 to 1e"),
+        (lambda: ThinkTime(math.nan), "from 0 to 1e"),
+        (lambda: parse_seconds("1e400"), "longer than 1e"),
+        (lambda: parse_seconds("9999999999d"), "longer than 1e"),
+        (lambda: parse_seconds("9" * 5000 + "d"), "longer than 1e"),
+        (lambda: parse_seconds("1.2.3s"), "'1.2.3' is no number"),
+        (lambda: parse_seconds("\u0662s"), "is no time"),
+        (lambda: parse_think_time("exponential(nan)"), "is no time"),
+        (lambda: parse_curve("bursts(1ms,400d)"), "ends at 0"),
+        (lambda: parse_curve("ramp(0.1-1e308,10min)"), "must be 0, or"),
+        (lambda: parse_curve("bursts(0s,0s)"), "take some time"),
+        (lambda: parse_curve("ramp(0.1-1,1e-300s)"), "must be equal or 1e-06 s apart"),
+        (lambda: parse_curve("daily(" + "," * 100_000 + ")"), "is no time"),
+    ],
+)
+def test_arrivals_beyond_all_bounds_are_refused(make: Callable[[], object], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        make()
+
+
+@pytest.mark.parametrize("burstiness", [0.05, 1e300, math.inf])
+@pytest.mark.parametrize("rate", [1e-6, 1e9])
+@pytest.mark.parametrize("curve", [None, "bursts(1s,900000s)", "ramp(0.000001-1000000,300d)"])
+def test_at_their_bounds_arrivals_are_numbers_in_order(rate: float, burstiness: float, curve: str | None) -> None:
+    times = OpenLoop(rate, burstiness, curve=parse_curve(curve) if curve else None).times(1000, 0)
+    assert np.isfinite(times).all()
+    assert (np.diff(times) >= 0).all()

@@ -12,7 +12,7 @@ from simulator.engine.step_time import StepTime
 from simulator.loads.sessions import Sessions, Talk
 from simulator.loads.workload import Arrivals, ClosedLoop, Length, OpenLoop, Shape, ThinkTime, Workload
 from simulator.planning.capacity import MARGIN, MAX_REPLICATIONS, Capacity, CapacitySearch
-from simulator.planning.replications import MAX_GROWTH
+from simulator.results.backlog import MAX_GROWTH
 
 ROOMY = EngineFlags(max_num_seqs=256, max_num_batched_tokens=8192, num_gpu_blocks=60_000)
 ONE_SLOT = EngineFlags(max_num_seqs=1, async_scheduling=False)
@@ -115,6 +115,7 @@ def test_waiting_in_front_of_a_single_server(utilization: float) -> None:
     assert trial.numbers["request_throughput"] == pytest.approx(utilization / SERVICE, rel=0.05)
 
 
+@pytest.mark.slow
 def test_the_rate_that_a_single_server_bears() -> None:
     """Mean TTFT of three services is a utilization of 0.8: 80 requests a second."""
     found = single_server(num_prompts=600).find({"mean_ttft": 3000 * SERVICE})
@@ -132,6 +133,7 @@ def test_a_rate_beyond_the_service_has_no_steady_state() -> None:
     assert trial.numbers["request_throughput"] == pytest.approx(1 / SERVICE, rel=0.02)  # what is served, not sent
 
 
+@pytest.mark.slow
 def test_without_a_target_of_time_the_capacity_is_what_is_served() -> None:
     found = single_server(num_prompts=300).find({"error_rate": 0})
     assert found.best is not None

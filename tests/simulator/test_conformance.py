@@ -25,6 +25,7 @@ def test_every_event_of_the_small_set_is_reproduced(path: Path) -> None:
     assert first_difference(replay(dump), dump["events"]) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not LARGE_SET.is_dir(), reason="no ../shared/conformance next to the repository")
 @pytest.mark.parametrize("path", dumps(LARGE_SET), ids=lambda path: path.name.partition(".json")[0])
 def test_every_event_of_the_large_set_is_reproduced(path: Path) -> None:

@@ -102,3 +102,42 @@ def test_a_fault_says_what_to_write(text: str, words: str) -> None:
 def test_a_histogram_and_its_bounds_agree() -> None:
     with pytest.raises(ValueError, match="does not reach"):
         Length(1, 10, Histogram(((2, 5, 1.0),)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "10000001",
+        "1-99999999999999999999",
+        "9" * 5000,
+        "512~nan",
+        "99999999999999~0.1",
+        "lognormal(5e-324,200)",
+        "lognormal(500,1e308)",
+        "normal(1e308,1)",
+        "normal(nan,1)",
+        "exponential(inf)",
+        "exponential(1" + "0" * 400 + ")",
+        "histogram(1-2:1e308,3:1e308)",
+        "histogram(1:nan)",
+        "\u0661\u0662",
+        "\0",
+        "(" * 10_000,
+        "512" + "-1" * 50_000,
+    ],
+)
+def test_lengths_beyond_all_bounds_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^(?!could not convert|Exceeds|invalid)"):
+        parse_length(text)
+
+
+@pytest.mark.parametrize("text", ["10000000", "lognormal(0.001,10000000)", "normal(9999999,0.001)", "exponential(0.1)"])
+def test_at_their_bounds_lengths_can_be_drawn(text: str) -> None:
+    length = parse_length(text)
+    tokens = length.draw(np.random.default_rng(0), 1000)
+    assert length.low <= tokens.min() <= tokens.max() <= length.high
+
+
+def test_a_mean_between_far_bounds_is_exact() -> None:
+    length = parse_length("lognormal(1000,500,1-3000000)")
+    assert length.mean == pytest.approx(1000, rel=0.001)

@@ -260,7 +260,7 @@ def test_more_ranks_leave_more_than_their_number_for_the_cache() -> None:
         ({"max_model_len": "200k"}, r"max-model-len 200000 does not fit.*give at most 86880"),
         ({"tensor_parallel_size": 2}, "needs the model's architecture"),
         ({"gpu_memory_utilization": 1.5}, r"must be in \(0, 1\]"),
-        ({"gpu_memory_utilization": "much"}, "gpu_memory_utilization: could not convert"),
+        ({"gpu_memory_utilization": "much"}, "gpu_memory_utilization: must be a number, got 'much'"),
         ({"kv_cache_memory_bytes": "lots"}, "'lots' is not a size"),
         ({"block_size": 0}, "--block-size must be at least 1, got 0"),
     ],

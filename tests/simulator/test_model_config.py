@@ -174,3 +174,66 @@ def test_a_name_or_file_that_is_none_is_refused_with_the_remedy(tmp_path: Path) 
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelError, match=r"not the config.json of a model"):
         find_model(tmp_path)
+
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "intermediate_size": 14336,
+}
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "32", [], {}, 10**400, float("nan"), float("inf"), 1e308])
+@pytest.mark.parametrize(
+    "key", ["hidden_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "vocab_size"]
+)
+def test_a_number_that_means_nothing_is_refused_by_its_key(tmp_path: Path, key: str, value: object) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {key: value}))
+    with pytest.raises(ModelError, match=f"the config's {key} "):
+        read_model(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"num_hidden_layers": 10**9}, "may be up to 10,000"),
+        ({"text_config": [1]}, "text_config must be an object"),
+        ({"quantization_config": 1.5}, "quantization_config must be an object"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 0}}, "1 to 16 bits, got 0"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 1e400}}, "is not understood"),
+        ({"quantization_config": {"quant_method": "compressed-tensors", "config_groups": []}}, "is not understood"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false"),
+        ({"model_type": "gemma2", "sliding_window": 4096, "layer_types": 5}, "layer_types must be a list"),
+        ({"model_type": "gemma2", "sliding_window": 4096, "sliding_window_pattern": 0}, "must be at least 1"),
+        ({"model_type": "qwen3_moe", "decoder_sparse_step": 0}, "decoder_sparse_step must be at least 1"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": 3}, "mlp_only_layers must be a list"),
+        ({"model_type": None}, "'None' is not modelled"),
+    ],
+)
+def test_a_config_of_another_form_is_refused(tmp_path: Path, changes: dict[str, object], told: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | changes))
+    with pytest.raises(ModelError, match=told):
+        read_model(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\0", b"[]", b"null", b"NaN", b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe{}",
+     '{"x": "größe"}'.encode("latin-1"),
+     json.dumps(LLAMA).encode("utf-16"), json.dumps(LLAMA).encode()[:-5], b'{"hidden_size": ' + b"9" * 5000 + b"}"],
+)  # fmt: skip
+def test_what_is_no_config_is_refused_in_a_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ModelError, match=r"not valid JSON|not the config\.json of a model"):
+        read_model(tmp_path / "config.json")
+
+
+def test_ten_gigabytes_are_no_config(tmp_path: Path) -> None:
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(10 << 30)
+    with pytest.raises(ModelError, match="larger than 1 MiB"):
+        read_model(tmp_path / "config.json")

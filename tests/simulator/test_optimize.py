@@ -289,3 +289,23 @@ def test_what_makes_no_sense_is_refused(text: str, problem: str) -> None:
 def test_a_router_makes_no_difference_to_one_replica() -> None:
     space = configurations({}, replicas=(1, 2), routers=("round-robin", "least-kv"))
     assert [(one.replicas, one.router) for one in space] == [(1, "round-robin"), (2, "round-robin"), (2, "least-kv")]
+
+
+@pytest.mark.parametrize("price", ["L4=-1", "L4=nan", "L4=inf", "L4=1e308", "L4=" + "9" * 400, "=1", "L4", "\0"])
+def test_a_price_that_means_nothing_is_refused(price: str) -> None:
+    with pytest.raises(SpaceError, match="is not a price such as"):
+        parse_prices([price])
+
+
+@pytest.mark.parametrize(
+    "values",
+    ["1..99999999999999999999", "1..nan", "-1..4", "0..8:log2", "1..8:+0", "1..10002", "\0..1", "9" * 5000 + "..1"],
+)
+def test_a_range_that_means_nothing_is_refused(values: str) -> None:
+    with pytest.raises(SpaceError, match="is not a range"):
+        parse_vary([f"--max-num-seqs={values}"])
+
+
+def test_more_configurations_than_could_be_tried_are_refused() -> None:
+    with pytest.raises(SpaceError, match="1,000,000 configurations are more than 100,000"):
+        configurations(parse_vary(["--max-num-seqs=1..1000", "--block-size=1..1000"]))

@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 from simulator.loads.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
-from simulator.results.resampling import requests_for, resampled_intervals, unbounded_percentiles
+from simulator.results.percentiles import requests_for, unbounded_percentiles
+from simulator.results.resampling import resampled_intervals
 from simulator.results.run import GAP_COLUMNS, REQUEST_COLUMNS, TIMELINE_COLUMNS, TOKEN_COLUMNS, Level
 
 TOKENS = 21
@@ -38,6 +39,7 @@ def level(requests: int, seed: int = 0, arrivals: ClosedLoop | OpenLoop = ONE_CL
     )
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_truth_about_nine_times_in_ten() -> None:
     """The true figures of the distributions that `level` draws from; 40 levels of 80 requests."""
     truth = {

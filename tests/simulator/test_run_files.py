@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from simulator.loads.trace import HashIds, Trace
 from simulator.loads.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
 from simulator.results.run import (
     GAP_COLUMNS,
@@ -51,7 +52,7 @@ def level(workload: Workload = CLOSED, tokens: bool = True) -> Level:
         REQUEST_COLUMNS,
         (0, 0.0, 64, 8, 1 / 3, awkward, math.pi, math.nan, -1, "length", ""),
         (1, 1e-9, 64, 0, math.nan, math.nan, math.nan, math.nan, -1, "", "http 500"),
-        (2, 5.0, 64, 8, 5e-324, 1.7976931348623157e308, 2.0, 0.25, 0, "length", "NA"),
+        (2, 5.0, 64, 8, 5e-324, 999999999999.9999, 2.0, 0.25, 0, "length", "NA"),
     )
     gaps = table(GAP_COLUMNS, (1.5, 0.016, 7), (1.6, awkward, 1))
     timeline = table(TIMELINE_COLUMNS, (0.5, 2, 0, math.nan, 131.0))
@@ -143,7 +144,8 @@ def test_a_writer_killed_at_any_moment_leaves_whole_levels(tmp_path: Path) -> No
     )
     assert process.stdout is not None
     process.stdout.readline()
-    time.sleep(0.3)
+    while not (tmp_path / "many/levels/004").exists():  # in the middle of its fifth level, or a little later
+        time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
@@ -240,3 +242,121 @@ def test_columns_of_other_tools_are_left_out(tmp_path: Path) -> None:
 def test_a_workload_survives_strict_json(workload: Workload) -> None:
     text = json.dumps(workload_to_json(workload), allow_nan=False)
     assert workload_from_json(json.loads(text)) == workload
+
+
+@pytest.mark.parametrize(
+    "file", ["run.json", "levels/000/level.json", "levels/000/requests.csv", "levels/000/gaps.csv"]
+)
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\0", b"\xff\xfe{", "größe".encode("latin-1"), b"null", b"[" * 100_000, b'{"a":' * 100_000,
+     b'{"x": ' + b"9" * 5000],
+)  # fmt: skip
+def test_a_file_of_something_else_is_refused_in_a_line(tmp_path: Path, file: str, content: bytes) -> None:
+    save_run(run(), tmp_path / "run")
+    (tmp_path / "run" / file).write_bytes(content)
+    with pytest.raises(RunFileError) as caught:
+        load_run(tmp_path / "run")
+    assert file in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_another_encoding_is_no_run(tmp_path: Path, encoding: str) -> None:
+    save_run(run(), tmp_path / "run")
+    path = tmp_path / "run/levels/000/level.json"
+    path.write_text(path.read_text(), encoding=encoding)
+    with pytest.raises(RunFileError, match=r"level\.json: not JSON"):
+        load_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(("file", "told"), [("run.json", "16 MiB"), ("levels/000/gaps.csv", "4 GiB")])
+def test_ten_gigabytes_are_not_read(tmp_path: Path, file: str, told: str) -> None:
+    save_run(run(), tmp_path / "run")
+    with (tmp_path / "run" / file).open("wb") as output:
+        output.truncate(10 << 30)
+    with pytest.raises(RunFileError, match=f"larger than {told}"):
+        load_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "number", ["inf", "-inf", "1e308", "-1e308", "1e400", "9" * 40, "1e13", "0x10", "\u0661x", "1 0"]
+)
+def test_a_number_that_means_nothing_is_told_with_its_line(tmp_path: Path, number: str) -> None:
+    save_run(run(), tmp_path / "run")
+    for old, name in (("0.016", "gap"), (",7", "count")):
+        path = tmp_path / "run/levels/000/gaps.csv"
+        content = path.read_text()
+        path.write_text(content.replace(old, f"{',' * (',' in old)}{number}", 1))
+        with pytest.raises(RunFileError, match=f"line 2: {name} is '"):
+            load_run(tmp_path / "run")
+        path.write_text(content)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"num_prompts": 3', '"num_prompts": 1' + "0" * 12),
+        ('"seed": 0', '"seed": -1'),
+        ('"concurrency": 2', '"concurrency": 1' + "0" * 40),
+        ('"weight": 1.0', '"weight": 1' + "0" * 400),
+        ('"notes": [', '"notes": {"a": ['),
+        ('"server_means": {', '"server_means": [{'),
+        ('"duration": 2.5', '"duration": 1e999'),
+        ('"duration": 2.5', '"duration": 1' + "0" * 400),
+        ('"ttft": 0.1', '"ttft": 1' + "0" * 400),
+        ('"duration": 2.5', '"intervals": {"p50_ttft": [1, "x"]}, "duration": 2.5'),
+        ('"duration": 2.5', '"intervals": [], "duration": 2.5'),
+        ('"workload": {', '"workload": [{'),
+    ],
+)
+def test_a_level_that_claims_nonsense_is_refused(tmp_path: Path, old: str, new: str) -> None:
+    save_run(run(), tmp_path / "run")
+    edit(tmp_path / "run/levels/000/level.json", old, new)
+    with pytest.raises(RunFileError, match=r"level\.json: (?!.*(could not convert|unpack|object|indices))"):
+        load_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("cell", ["nan", "-1", "1e308", "", "x", "9" * 40, "10000001", "1.5"])
+@pytest.mark.parametrize("column", ["time", "prompt_tokens", "hash_ids"])
+def test_recorded_requests_that_mean_nothing_are_refused(tmp_path: Path, column: str, cell: str) -> None:
+    tokens = np.array([40, 50])
+    ids = HashIds(np.array([1, 2, 3]), np.array([1, 3]), 16)
+    trace = Trace("t", np.array([0.0, 1.0]), tokens, tokens, ids)
+    saved = level()
+    saved.workload = trace
+    save_run(Run("simulated", [saved]), tmp_path / "run")
+    path = tmp_path / "run/levels/000/load.csv"
+    table = pd.read_csv(path, dtype=str)
+    table.loc[1, column] = cell
+    table.to_csv(path, index=False)
+    if (column, cell) in (("time", "1.5"), ("time", "10000001"), ("hash_ids", ""), ("hash_ids", "10000001")):
+        assert load_run(tmp_path / "run").levels[0].workload.num_prompts == 2
+    else:
+        with pytest.raises(RunFileError, match=r"level\.json: (?!.*(could not convert|invalid literal))"):
+            load_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("lines", [[1], [1, 2], [2]])
+def test_cells_beyond_the_first_lines_never_shift_a_column(tmp_path: Path, lines: list[int]) -> None:
+    """pandas would take the first cells of such a line for names of rows."""
+    save_run(run(), tmp_path / "run")
+    path = tmp_path / "run/levels/000/gaps.csv"
+    rows = path.read_text().splitlines()
+    path.write_text("".join(f"{row}{',9' * (number in lines)}\n" for number, row in enumerate(rows)))
+    with pytest.raises(RunFileError, match=r"more cells than|Expected 3 fields in line 3, saw 4"):
+        load_run(tmp_path / "run")
+    path.write_text(f"{rows[0]}\n{rows[1]}{',1' * 20_000}\n")
+    with pytest.raises(RunFileError, match=r"more cells than"):
+        load_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "header", [b"time,gap,count,gap", b"time,gap,count" + b",1" * 30_000, b"time,gap,count," + b"x" * 10**6]
+)
+def test_a_first_line_that_names_no_columns_is_refused_at_once(tmp_path: Path, header: bytes) -> None:
+    save_run(run(), tmp_path / "run")
+    path = tmp_path / "run/levels/000/gaps.csv"
+    path.write_bytes(path.read_bytes().replace(b"time,gap,count", header))
+    with pytest.raises(RunFileError, match=r"gaps\.csv: the first line must name the columns"):
+        load_run(tmp_path / "run")

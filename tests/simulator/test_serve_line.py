@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import shlex
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from simulator.engine.engine_flags import EngineFlags, FlagError
-from simulator.flags.serve_flags import find_flag, serve_flags
+from simulator.flags.serve_flags import ServeFlag, find_flag, serve_flags
 from simulator.flags.serve_line import ServeLine, ServeLineError, read_line, read_lines
 from simulator.flags.vllm_flags import parse_flags
 
@@ -220,3 +223,38 @@ def test_a_file_has_one_alternative_a_line() -> None:
 def test_a_fault_in_a_file_names_its_line() -> None:
     with pytest.raises(ServeLineError, match=r"line 3: vLLM has no flag --foo"):
         read_lines("--block-size 32\n\n--foo 1\n")
+
+
+def written(flag: ServeFlag) -> st.SearchStrategy[str]:
+    """The flag as someone might write it, with values that fit or do not."""
+    names = [name for name, known in serve_flags().items() if known.name == flag.name]
+    value = st.one_of(
+        st.integers().map(str), st.text(max_size=20).map(shlex.quote), st.sampled_from(["8k", "1e400", "nan", "{}"])
+    )
+    joint = st.tuples(st.sampled_from(names), st.sampled_from([" ", "="]), value).map("".join)
+    return st.one_of(joint, st.sampled_from([f"--no-{flag.name}", *names]))
+
+
+FLAGS = sorted({flag.name: flag for flag in serve_flags().values()}.values(), key=lambda flag: flag.name)
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.sampled_from(FLAGS).flatmap(written), min_size=1, max_size=6),
+    st.sampled_from(["", "vllm serve M ", "a b "]),
+)
+def test_any_line_of_flags_is_read_or_refused_in_a_line(parts: list[str], start: str) -> None:
+    try:
+        told = " ".join(read_line(start + " ".join(parts)).label.split())
+    except FlagError as refusal:
+        told = str(refusal)
+    assert told
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize(
+    "text", ["\0", "'", "\\", "$(" * 10_000, "--" * 10_000, "-" * 100_000, "\ufeff--x 1", "'" * 9_999, "|" * 5_000]
+)
+def test_garbage_is_no_line(text: str) -> None:
+    with pytest.raises(FlagError):
+        read_line(text)

@@ -177,3 +177,29 @@ def test_a_talk_is_read_from_a_line() -> None:
 def test_what_is_no_talk_is_refused(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         parse_talk(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("turns=2,user=10,output=10,system=99999999999999999999", "whole number of tokens, up to 10,000,000"),
+        ("turns=2,user=10,output=10,system=10000001", "up to 10,000,000 tokens"),
+        ("turns=2,user=10,output=10,system=-1", "whole number"),
+        ("turns=2,user=10,output=10,system=\u0662", "whole number"),
+        ("turns=10000000000,user=10,output=10", "up to 10,000,000 tokens"),
+        ("turns=nan,user=10,output=10", "is no length"),
+        ("turns=2,user=1e308,output=10", "is no length"),
+        ("turns=2,user=10,output=10\0", "is no length"),
+        ("," * 200_000, "write turns="),
+        ("turns=2(" + ",(" * 100_000, "sessions need user"),
+    ],
+)
+def test_sessions_beyond_all_bounds_are_refused_at_once(text: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        parse_talk(text)
+
+
+def test_more_requests_than_can_be_drawn_are_refused() -> None:
+    talk = parse_talk("turns=1000000,user=1,output=1")
+    with pytest.raises(ValueError, match="11 sessions of 1000000 turns are more than 10,000,000 requests"):
+        Sessions(ClosedLoop(1), talk, 11)

@@ -66,6 +66,7 @@ def test_concurrency_is_the_integral_over_requests_in_the_system() -> None:
     assert summary.peak_concurrency == 2  # the first ends as the others start
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1, max_size=20),
 )

@@ -72,3 +72,9 @@ def test_a_request_is_bound_by_the_loosest_percentile() -> None:
 
 def test_a_margin_tightens_times_and_not_errors() -> None:
     assert tightened({"p99_ttft": 1000, "error_rate": 0.01}, 0.9) == {"p99_ttft": 900, "error_rate": 0.01}
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "0", "1e400", "", "\0", "9" * 5000, "2000ms", "\u200b1"])
+def test_a_target_that_means_nothing_is_refused(value: str) -> None:
+    with pytest.raises(KeyProblem, match=r"p99_ttft"):
+        parse_targets(f"p99_ttft:{value}")

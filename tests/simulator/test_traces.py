@@ -164,6 +164,7 @@ def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
         read_trace(tmp_path, "sharegpt")
 
 
+@pytest.mark.slow
 def test_a_long_trace_is_read_a_part_at_a_time(tmp_path: Path) -> None:
     """Python objects for a row take some 200 bytes; the arrays take 24, and twice that while they are sorted."""
     rows = 200_000

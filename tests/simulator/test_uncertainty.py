@@ -86,6 +86,7 @@ def test_random_arrivals_are_part_of_the_doubt(profile: Profile) -> None:
     assert half_width(off_by(profile, p50_ttft=0.001), "p99_ttft", Workload(OpenLoop(5.0), SHAPE, 40)) > 5 * calm
 
 
+@pytest.mark.slow
 def test_other_random_arrivals_fall_inside_nine_times_of_ten(profile: Profile) -> None:
     load = Workload(OpenLoop(20.0), SHAPE, 60)
     exact = off_by(profile, p50_ttft=0.001)
@@ -168,6 +169,7 @@ def test_only_what_chance_decides_is_random() -> None:
     assert is_random(Workload(ClosedLoop(2), (fixed, Shape(Length.fixed(9), Length.fixed(8))), 50))
 
 
+@pytest.mark.slow
 def test_a_shorter_level_shows_what_a_long_one_repeats(profile: Profile) -> None:
     load = Workload(ClosedLoop(4), SHAPE, 600)
     assert repeated(load).num_prompts < 500

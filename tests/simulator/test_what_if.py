@@ -96,6 +96,7 @@ def test_a_difference_is_surer_than_what_it_is_the_difference_of(profile: Profil
     assert change.low < change.relative < change.high < 0
 
 
+@pytest.mark.slow
 def test_the_interval_of_a_difference_holds_the_truth(profile: Profile) -> None:
     """Coefficients of true servers are drawn from the profile's uncertainty; their difference is simulated."""
     vague, load = unsure(profile, 0.15), clients(24, requests=72)

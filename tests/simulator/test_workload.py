@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from simulator.engine.step_time import StepTime
 from simulator.loads.arrivals import OpenLoop, ThinkTime, parse_curve
 from simulator.loads.lengths import Length, parse_length
 from simulator.loads.levels import Levels, LoadError, parse_shape, parse_shapes, plan_load
-from simulator.loads.sessions import Sessions, Talk, parse_talk
+from simulator.loads.sessions import Sessions, Talk, parse_talk, split_outside_brackets
 from simulator.loads.trace import HashIds, Trace
 from simulator.loads.workload import ClosedLoop, Load, Shape, Workload
 from simulator.profile import Profile
@@ -216,3 +217,31 @@ def test_a_mix_is_labelled_with_the_shares_of_its_lengths() -> None:
     shapes = (Shape(short, Length.fixed(128), 7), Shape(long, Length.fixed(300), 3))
     assert Workload(ClosedLoop(1), shapes, 10).lengths_label == "256/128:0.7 12000/300:0.3"
     assert Workload(ClosedLoop(1), shapes[:1], 10).lengths_label == "256/128"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"concurrency": [1], "num_prompts": 10**12}, "num_prompts may be up to 10,000,000 a level"),
+        ({"concurrency": [10**6], "requests_per_client": 10**6}, "num_prompts may be up to 10,000,000 a level"),
+        ({"request_rate": [1e6], "duration": 1e8}, "num_prompts may be up to 10,000,000 a level"),
+        ({"request_rate": [math.inf], "duration": 1.0}, "give num_prompts, not duration"),
+    ],
+)
+def test_more_requests_than_anyone_simulates_are_refused(words: dict[str, Any], told: str) -> None:
+    with pytest.raises(LoadError, match=told):
+        plan_load([parse_shape("1/1")], Levels(**words))
+
+
+@pytest.mark.parametrize(
+    "text", ["1/1:1e308", "1/1:nan", "1/1:-1", "1/1:1e400", "1/1:0", "1/1:\0", "9999999999/1", "/" * 100_000]
+)
+def test_shapes_beyond_all_bounds_are_refused(text: str) -> None:
+    with pytest.raises(LoadError, match="is not a shape such as"):
+        parse_shape(text)
+
+
+def test_commas_without_end_are_split_at_once() -> None:
+    """Looking ahead from each of them would take hours."""
+    assert len(split_outside_brackets("1/1," * 200_000)) == 200_001
+    assert split_outside_brackets("a(1,2),b,,c(") == ["a(1,2)", "b", "", "c("]
