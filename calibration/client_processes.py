@@ -21,10 +21,17 @@ import numpy as np
 
 from calibration.clients import Finished, Job, Progress, Ready, Recording, Share
 from calibration.endpoint import EndpointError
+from calibration.secrecy import environment_without_secrets
 
 TOKENS_PER_PROCESS = 10_000  # a second: a fifth of a slow core, and little enough that a burst is read in 5 ms
 USUAL_PACE = 50.0  # tokens a second of a stream, before it is known
 HEAD_START = 0.05  # s, for the message that says when to begin
+SILENCE = 300  # s, after which a process that says nothing is stuck; it says every five that it is well
+ENDING = 10.0  # s, for a process to end
+
+
+class LoadGeneratorError(RuntimeError):
+    """A process that loads the server has failed. The message is one line."""
 
 
 def record_apart(job: Job, on_progress: Callable[[Progress], None] | None = None) -> Recording:
@@ -65,19 +72,41 @@ class _Crew:
     ) -> None:
         self._job, self._processes, self._on_progress = job, processes, on_progress
         self._heard: queue.Queue[tuple[int, object]] = queue.Queue()
-        self._ready = self._finished = 0
+        self._at_work = self._ready = self._finished = 0
         self._progress = [Progress(0, 0, 0)] * len(processes)
         self._recordings: dict[int, Recording] = {}
+        self._silent = [0] * len(processes)  # s, that each has said nothing
 
     def play(self) -> Recording:
         for number, process in enumerate(self._processes):
             threading.Thread(target=process.listen, args=(number, self._heard), daemon=True).start()
-        self._processes[0].send((self._job, Share(0, len(self._processes))))
+        self._give(self._job)
+        tick = perf_counter()
         while len(self._recordings) < len(self._processes):
-            self._take(*self._heard.get())
+            with suppress(queue.Empty):
+                self._take(*self._heard.get(timeout=1.0))
+            if perf_counter() - tick >= 1.0:
+                tick = perf_counter()
+                self._grow_silent()
         return merged([self._recordings[number] for number in range(len(self._processes))])
 
+    def _give(self, job: Job) -> None:
+        """Set the next process to work."""
+        self._processes[self._at_work].send((job, Share(self._at_work, len(self._processes))))
+        self._at_work += 1
+
+    def _grow_silent(self) -> None:
+        """A second has passed. Seconds are counted, so that hours in which all of us were stopped are one."""
+        for number in range(self._at_work):
+            self._silent[number] += number not in self._recordings
+        if max(self._silent) > SILENCE:
+            raise LoadGeneratorError(
+                f"a load generator's process is stuck, it has said nothing for {SILENCE} s: "
+                "is this machine out of memory or processor time?"
+            )
+
     def _take(self, number: int, message: object) -> None:
+        self._silent[number] = 0
         match message:
             case Exception():
                 raise message
@@ -98,8 +127,8 @@ class _Crew:
         """The first process learns how the server wants to be asked; the others are told."""
         if number == 0:
             taught = replace(self._job, dialect=message.dialect)
-            for other in range(1, len(self._processes)):
-                self._processes[other].send((taught, Share(other, len(self._processes))))
+            while self._at_work < len(self._processes):
+                self._give(taught)
         self._ready += 1
         if self._ready == len(self._processes):
             self._tell_all(perf_counter() + HEAD_START)
@@ -123,12 +152,12 @@ class ClientProcess:
     def __init__(self) -> None:
         command = [sys.executable, "-c", "from calibration.clients import main; main()"]
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115, closed by __exit__
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: S603, this interpreter with words of ours
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            env=environment_without_secrets() | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             start_new_session=True,  # Ctrl-C is for us; we end it
         )
 
@@ -140,15 +169,19 @@ class ClientProcess:
     ) -> None:
         assert self._process.stdin is not None
         self._process.kill()
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(ENDING)
         with suppress(BrokenPipeError):
             self._process.stdin.close()
         self._complaints.close()
 
     def send(self, message: object) -> None:
-        """By pipe: the key shows neither in the arguments nor in the environment."""
+        """By pipe: the key shows neither in the arguments nor in the environment. Nobody waits until it is read."""
+        threading.Thread(target=self._write, args=(message,), daemon=True).start()
+
+    def _write(self, message: object) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # a process that has died is heard of by `listen`
+        with suppress(BrokenPipeError, ValueError):  # a process that has died is heard of by `listen`
             pickle.dump(message, self._process.stdin)
             self._process.stdin.flush()
 
@@ -159,15 +192,19 @@ class ClientProcess:
             message: object = None
             try:
                 while not isinstance(message, (Recording, EndpointError)):
-                    message = pickle.load(output)
+                    message = pickle.load(output)  # noqa: S301, of our own child
                     heard.put((number, message))
-            except (EOFError, pickle.UnpicklingError):
-                heard.put((number, self._death()))
+            except Exception as problem:  # noqa: BLE001, whoever waits for the queue must hear of it
+                heard.put((number, self._death(problem)))
 
-    def _death(self) -> RuntimeError:
-        self._process.wait()
+    def _death(self, problem: Exception) -> LoadGeneratorError:
+        """What a process died of, by its own last words or else by what became of its messages."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(ENDING)
         if self._complaints.closed:
-            return RuntimeError("the load generator's process was ended")
+            return LoadGeneratorError("the load generator's process was ended")
         self._complaints.seek(0)
-        lines = self._complaints.read().decode(errors="replace").strip().splitlines() or ["it said nothing"]
-        return RuntimeError(f"the load generator's process died ({self._process.returncode}): {lines[-1]}")
+        lines = self._complaints.read().decode(errors="replace").strip().splitlines()
+        code = self._process.returncode
+        words = lines[-1] if lines else "out of memory, perhaps" if code == -9 else f"it said nothing ({problem})"
+        return LoadGeneratorError(f"the load generator's process died ({code}): {words}")

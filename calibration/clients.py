@@ -22,15 +22,18 @@ from time import perf_counter, process_time
 import aiohttp
 
 from calibration.dialect import Dialect, learn_dialect
-from calibration.endpoint import Endpoint, EndpointError, headers
-from calibration.metrics import GAUGES_PATH, MetricsSnapshot, only_gauges, parse_metrics
+from calibration.endpoint import AnswerTooLong, Endpoint, EndpointError, headers, metrics_in, read_answer
+from calibration.metrics import GAUGES_PATH, MetricsSnapshot, only_gauges
 from calibration.stream import PATIENCE, Answer, Patience, ask
 from simulator.loads.workload import Load
 
 LAG_EVERY = 0.01  # s
 PROGRESS_EVERY = 0.25  # s
+ALIVE_EVERY = 5.0  # s, between two signs that a process is well
+MOST_GAUGES = 1 << 17  # bytes of them that a sample may have: a hundred engines have some ten thousand
 FULL_METRICS_PAUSE = 4  # times longer between samples where the server gives only all of /metrics, which disturbs it
 PREPARED_BYTES = 64 << 20  # of request bodies built ahead in an open loop
+FAILURES_HELD = 1000  # after which memory matters more than that nothing holds up the event loop
 AFTER_SEND = 0.02  # s, when a body has been sent and the loop is likely idle
 
 
@@ -83,6 +86,11 @@ class Ready:
 
 
 @dataclass(frozen=True)
+class Alive:
+    """A process has not got stuck."""
+
+
+@dataclass(frozen=True)
 class Finished:
     """A process has all its answers."""
 
@@ -121,7 +129,13 @@ class Parent:
         self._answers: asyncio.Queue[float | None] = asyncio.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def tell(self, message: Progress | Ready | Finished | Recording | EndpointError) -> None:
+    async def tell_alive(self) -> None:
+        """Again and again, whatever else we wait for."""
+        while True:
+            self.tell(Alive())
+            await asyncio.sleep(ALIVE_EVERY)
+
+    def tell(self, message: Progress | Ready | Alive | Finished | Recording | EndpointError) -> None:
         pickle.dump(message, self._output)
         self._output.flush()
 
@@ -134,7 +148,7 @@ class Parent:
         """Standard input ends when the parent does, however it dies: no load without someone who wants it."""
         try:
             while True:
-                self._loop.call_soon_threadsafe(self._answers.put_nowait, pickle.load(sys.stdin.buffer))
+                self._loop.call_soon_threadsafe(self._answers.put_nowait, pickle.load(sys.stdin.buffer))  # noqa: S301, of our own parent
         finally:
             os._exit(1)
 
@@ -250,7 +264,7 @@ class Clients:
         until = perf_counter() + patience
         while True:
             text = await self._get("/metrics")
-            metrics = parse_metrics(text.decode(errors="replace")) if text else None
+            metrics = metrics_in(text.decode(errors="replace"))
             if metrics is None or metrics.idle or perf_counter() >= until:
                 return metrics is None or metrics.idle, metrics
             await asyncio.sleep(0.1)
@@ -292,8 +306,11 @@ class Clients:
         await ask(self.session, self._url, body, answer, self.job.patience)
         del self._in_flight[answer.index]
         self._done += 1
-        self._failed += answer.error != ""
         self._tokens += answer.tokens
+        if answer.error:
+            self._failed += 1
+            if self._failed % FAILURES_HELD == 0:
+                gc.collect()  # 14 kB of exceptions and connections, which refer to each other, were left by each
 
     def _progress(self) -> Progress:
         streaming = sum(answer.tokens for answer in self._in_flight.values())
@@ -316,7 +333,7 @@ class Clients:
         while True:
             asked = perf_counter()
             gauges = only_gauges(await self._get(path))
-            if gauges:
+            if 0 < len(gauges) <= MOST_GAUGES:
                 self.recording.samples.append(((asked + perf_counter()) / 2, gauges))
             elif path == GAUGES_PATH:
                 path, every = "/metrics", every * FULL_METRICS_PAUSE
@@ -325,24 +342,27 @@ class Clients:
 
     async def _get(self, path: str) -> bytes:
         """What the server answers at `path`; nothing where it does not."""
-        with suppress(aiohttp.ClientError, OSError, TimeoutError):
-            limit = aiohttp.ClientTimeout(total=self.job.patience.connect)
-            async with self.session.get(f"{self.job.endpoint.url}{path}", timeout=limit) as response:
-                return await response.read() if response.status == 200 else b""
+        with suppress(aiohttp.ClientError, OSError, TimeoutError, AnswerTooLong):
+            url, limit = f"{self.job.endpoint.url}{path}", aiohttp.ClientTimeout(total=self.job.patience.connect)
+            async with self.session.get(url, timeout=limit, allow_redirects=False) as response:
+                return await read_answer(response) if response.status == 200 else b""
         return b""
 
 
 def main() -> None:
     """Read a `Job` and a `Share` from standard input, then answer to the `Parent` until the `Recording` is told."""
-    job, share = pickle.load(sys.stdin.buffer)
+    job, share = pickle.load(sys.stdin.buffer)  # noqa: S301, of our own parent
     _allow_many_sockets()
 
     async def play() -> None:
         parent = Parent()
+        alive = asyncio.create_task(parent.tell_alive())
         try:
             parent.tell(await record(job, parent.tell, share, parent))
         except EndpointError as error:
             parent.tell(error)
+        finally:
+            alive.cancel()
 
     status = 0
     try:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,6 +10,8 @@ import aiohttp
 import numpy as np
 
 from calibration.endpoint import Endpoint, EndpointError, headers, http_error
+from calibration.own_thread import answer_of
+from calibration.secrecy import keepable, without_key
 from calibration.stream import PATIENCE, Answer, Patience, ask
 
 # Ordinary words in every common vocabulary: byte and control tokens lie below 1000 or, in Llama and Qwen, above
@@ -95,8 +95,7 @@ def dialect_of(endpoint: Endpoint, patience: Patience = PATIENCE) -> Dialect:
 
     Raises `EndpointError`, as `learn_dialect` does.
     """
-    with ThreadPoolExecutor(1) as thread:  # a thread of its own: a notebook has an event loop already
-        return thread.submit(asyncio.run, _dialect_of(endpoint, patience)).result()
+    return answer_of(_dialect_of(endpoint, patience))
 
 
 async def _dialect_of(endpoint: Endpoint, patience: Patience) -> Dialect:
@@ -143,7 +142,7 @@ class _Trials:
                 answer = await self._ask(dialect, TRIAL_PROMPT)  # a busy client may have read late
             if not answer.error:
                 _check_streaming(self._endpoint, answer)
-                return replace(dialect, fingerprint=answer.fingerprint)
+                return replace(dialect, fingerprint=keepable(answer.fingerprint, self._endpoint.api_key))
             if answer.error in ABSENCES or _about_vocabulary(answer.detail):
                 return answer
             if answer.error not in REFUSALS:
@@ -196,7 +195,7 @@ def _came_at_once(answer: Answer) -> bool:
 
 def _explain(endpoint: Endpoint, answer: Answer, chat: Answer | None) -> EndpointError:
     """What a refused trial means; `chat` is the refusal of the chat that was tried after it."""
-    detail = answer.detail if endpoint.api_key is None else answer.detail.replace(endpoint.api_key, "***")
+    detail = without_key(answer.detail, endpoint.api_key)
     said = f": {detail}" if detail else ""
     if chat is not None and answer.error in ABSENCES and chat.error in ABSENCES:
         return EndpointError(

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from calibration.endpoint import Endpoint, headers
+from calibration.endpoint import Endpoint, headers, one_line
 from calibration.gpu import GpuReading, fetch
+from calibration.secrecy import keepable
 from calibration.server_flags import Found, ServerFlags, endpoint_facts, resolve_flags, stated_flags, told
 from calibration.server_log import ServerLog
 from simulator.results.run import Level, Run
@@ -131,7 +132,16 @@ def server_info(endpoint: Endpoint, timeout: float = 30.0) -> dict[str, Any] | N
         insecure=endpoint.insecure,
     )
     try:
-        info = json.loads(text or "")
+        info: dict[str, Any] | None = keepable(info_in(text or ""), endpoint.api_key)
+    except RecursionError:  # deeper than any configuration
+        return None
+    return info
+
+
+def info_in(text: str) -> dict[str, Any] | None:
+    """The configuration in an answer to /server_info, None where it holds none."""
+    try:
+        info = json.loads(text)
     except (ValueError, RecursionError):
         return None
     return info if isinstance(info, dict) and isinstance(info.get("vllm_config"), dict) else None
@@ -143,12 +153,13 @@ def info_facts(info: Mapping[str, Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {"performance_mode": _typed(config.get("performance_mode"), str)}
     for section, theirs, ours, kind in _INFO:
         facts[ours] = _typed(_section(config, section).get(theirs), kind)
+        if kind is int and facts[ours] == 0 and ours != "long_prefill_token_threshold":
+            facts[ours] = None  # no size can be
     if facts["dtype"]:
         facts["dtype"] = facts["dtype"].removeprefix("torch.")
-    cards = re.findall(
-        r"GPU \d+: (.+?)(?: \(UUID.*)?$", str(_section(info, "system_env").get("nvidia_gpu_models")), re.MULTILINE
-    )
-    facts["gpu"] = cards[0] if len(set(cards)) == 1 else None
+    models = _section(info, "system_env").get("nvidia_gpu_models")
+    cards = re.findall(r"GPU \d+: (.+?)(?: \(UUID.*)?$", models, re.MULTILINE) if isinstance(models, str) else []
+    facts["gpu"] = one_line(cards[0], 80) if len(set(cards)) == 1 else None
     return facts
 
 
@@ -232,7 +243,9 @@ def _wrong_log(endpoint: Endpoint, log: ServerLog | None) -> list[str]:
     """A sentence where a log is of a server of another model."""
     if log is None or not log.served_names or endpoint.model in log.served_names:
         return []
-    return [f"the log is of a server of {log.served_names[0]}, not of {endpoint.model}: is it the right one?"]
+    return [
+        f"the log is of a server of {one_line(log.served_names[0], 80)}, not of {endpoint.model}: is it the right one?"
+    ]
 
 
 def _not_simulated(log: ServerLog | None, info: Mapping[str, Any] | None) -> list[str]:
@@ -265,4 +278,8 @@ def _typed(value: object, kind: type) -> Any:
     """A value of the type it should have, None otherwise; true is no number, but a whole number is a real one."""
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if kind is str:
+        return one_line(value, 80) if isinstance(value, str) else None
+    if kind is not bool and isinstance(value, (int, float)) and not 0 <= value < 1e15:
+        return None
     return value if type(value) is kind else None

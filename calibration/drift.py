@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from calibration.level_notes import FAILED, RESTARTED
 from calibration.next_level import Array, Expected, expected
 from calibration.step_rows import TERMS
 from calibration.sweep_plan import LEAST_PER_CLIENT, LEAST_PER_LEVEL, SweepPlan, closed_level, warm_up_of
@@ -31,7 +32,7 @@ JUDGED = ("output_throughput", "p50_ttft", "p50_tpot", "p50_itl", "p50_e2el")
 LEAST_ALLOWED = 0.02  # relative; two starts of the same server differ by as much
 WITHOUT_INTERVAL = 0.05  # relative, where the profile does not know its own errors
 FAR = 2.0  # times what is allowed
-DOUBTFUL = ("measured: client-bound", "measured: other traffic")
+DOUBTFUL = ("measured: client-bound", "measured: other traffic", f"measured: {RESTARTED}")
 SECONDS = 45.0  # to measure, about
 
 LENGTHS = ((128, 128), (512, 128), (1024, 256), (2048, 128), (4096, 128))  # prompt and output tokens to choose from
@@ -83,7 +84,7 @@ class Drift:
     @property
     def doubts(self) -> list[str]:
         """What the measurement says against itself."""
-        return [note for note in self.notes if note.startswith(DOUBTFUL)]
+        return [note for note in self.notes if note.startswith(DOUBTFUL) or FAILED in note]
 
     @property
     def state(self) -> Literal["holds", "drifted", "unclear"]:

@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from simulator import __version__
 from simulator.loads.workload import Load, OpenLoop, Workload
+from simulator.results.percentiles import PERCENTILES
 from simulator.results.run import Level, Run
-from simulator.results.summary import LATENCIES, PERCENTILES, Summary, summarize
+from simulator.results.summary import LATENCIES, Summary, summarize
 
 NOT_METADATA = ("model", "source", "source_version", "metadata", "url")
 
@@ -153,7 +155,7 @@ def _metadata(run: Run) -> dict[str, str]:
     """What the run knows of its server, as ``--metadata`` puts it: texts at the top level."""
     known: Mapping[str, object] = run.server
     texts = {name: str(value) for name, value in known.items() if name not in NOT_METADATA and value is not None}
-    return texts | {"written_by": f"capsim, {run.source}"}
+    return texts | {"written_by": f"capsim {__version__}, {run.source}"}
 
 
 def _date(started_at: str) -> str:

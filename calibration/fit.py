@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 
 from calibration.refine import HOST_FIELDS, Refinement, refine
 from calibration.roofline import server_priors
@@ -13,6 +11,7 @@ from calibration.step_fit import FitError, StepTimeFit, fit_step_time
 from calibration.step_rows import observations
 from calibration.sweep_plan import is_probe
 from calibration.validate import noise_floor, validate
+from simulator import __version__
 from simulator.engine.engine_flags import EngineFlags
 from simulator.profile import Coefficient, Coefficients, LevelErrors, MeasuredRange, Profile, Provenance
 from simulator.results.run import Level, Run
@@ -53,9 +52,9 @@ def fit_profile(run: Run, flags: EngineFlags, *, hold_out: Sequence[int] = (), n
         noise={metric: round(value, 5) for metric, value in noise_floor(run.levels).items()},
         assumed=_assumed(refined),
         provenance=Provenance(
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            capsim_version=_capsim_version(),
-            source=f"measured at {server.get('url', 'a server')} from {run.started_at}",
+            created=run.started_at,  # and not now: the same run gives the same profile
+            capsim_version=__version__,
+            source=f"measured at {server.get('url', 'a server')}",
         ),
     )
     return profile.model_copy(update={"fit": _errors(run, used, profile), "hold_out": _errors(run, kept_out, profile)})
@@ -149,10 +148,3 @@ def _errors(run: Run, levels: Sequence[Level], profile: Profile) -> list[LevelEr
         )
         for level in outcome.levels
     ]
-
-
-def _capsim_version() -> str:
-    try:
-        return version("capsim")
-    except PackageNotFoundError:
-        return ""

@@ -5,21 +5,24 @@ A reading never fails: where nothing is to be had it says why.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib
 import ipaddress
-from concurrent.futures import ThreadPoolExecutor
+import re
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 
+from calibration.endpoint import one_line
 from calibration.metrics import Samples
+from calibration.own_thread import answer_of
+from calibration.secrecy import shown_url
 
 DCGM_PORT = 9400
 MIB = 1 << 20
+MOST_MIB = 1 << 30  # of a GPU
 MAX_BYTES = 1 << 24  # of an answer
 
 
@@ -113,14 +116,17 @@ def _nvml_gpu(nvml: Any, index: int) -> Gpu:
 def read_dcgm(url: str, timeout: float = 3.0) -> GpuReading:
     """The GPUs that a DCGM exporter shows at `url`; `timeout` in seconds."""
     text, reason = fetch(url, timeout=timeout)
-    if text is None:
-        return GpuReading(None, f"{url} {reason}")
+    return GpuReading(None, f"{shown_url(url)} {reason}") if text is None else gpus_in(text, url)
+
+
+def gpus_in(text: str, url: str) -> GpuReading:
+    """The GPUs in the metrics of a DCGM exporter at `url`."""
     try:
         samples = Samples(text)
     except ValueError:
-        return GpuReading(None, f"{url} shows no metrics")
+        return GpuReading(None, f"{shown_url(url)} shows no metrics")
     gpus = _dcgm_gpus(samples)
-    return GpuReading(gpus) if gpus else GpuReading(None, f"{url} shows no GPU")
+    return GpuReading(gpus) if gpus else GpuReading(None, f"{shown_url(url)} shows no GPU")
 
 
 def _dcgm_gpus(samples: Samples) -> tuple[Gpu, ...]:
@@ -130,7 +136,7 @@ def _dcgm_gpus(samples: Samples) -> tuple[Gpu, ...]:
     for name in ("FB_USED", "FB_FREE", "FB_RESERVED", "FB_TOTAL", "GPU_UTIL"):
         for labels, value in samples.values.get(f"DCGM_FI_DEV_{name}", ()):
             number = labels.get("gpu", "0")
-            titles.setdefault(number, labels.get("modelName"))
+            titles.setdefault(number, one_line(labels.get("modelName", ""), 80) or None)
             known = values.setdefault(number, {})
             known[name] = known.get(name, 0.0) + value
     return tuple(_dcgm_gpu(number, titles[number], values[number]) for number in sorted(values, key=_number))
@@ -144,14 +150,14 @@ def _dcgm_gpu(number: str, title: str | None, known: dict[str, float]) -> Gpu:
     return Gpu(
         _number(number),
         title,
-        None if total is None else round(total * MIB),
-        None if used is None else round(used * MIB),
+        None if total is None or total > MOST_MIB else round(total * MIB),
+        None if used is None or used > MOST_MIB else round(used * MIB),
         None if busy is None else min(1.0, busy / 100),
     )
 
 
 def _number(text: str) -> int:
-    return int(text) if text.isdecimal() else -1
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
 
 
 def fetch(
@@ -161,8 +167,7 @@ def fetch(
 
     `timeout` in seconds; `insecure` takes any certificate.
     """
-    with ThreadPoolExecutor(1) as thread:  # a thread of its own: a notebook has an event loop already
-        return thread.submit(asyncio.run, _fetch(url, headers or {}, timeout, insecure)).result()
+    return answer_of(_fetch(url, headers or {}, timeout, insecure))
 
 
 async def _fetch(url: str, headers: dict[str, str], timeout: float, insecure: bool) -> tuple[str | None, str]:

@@ -18,6 +18,10 @@ CPU_SHARE = 0.8  # of a core
 TIMER_GRAIN = 0.001  # s, by which an idle event loop may be late already
 FAR = 0.005  # s, a round trip that shows in a TTFT
 STRANGE_TOKENS = 0.01  # of ours, that a server may count beyond them
+FRAMES = 2  # events of an answer that may carry no token: its opening and its end
+FAILED = " requests failed: "
+RESTARTED = "the server restarted during the level, or several answer here: its counters do not hold what it did for us"
+COUNTED = 0.5  # of the requests answered in a level, which a server that did not restart counts at the least
 
 
 def notes_of(job: Job, seen: Recording, gaps: pd.DataFrame) -> list[str]:
@@ -27,7 +31,7 @@ def notes_of(job: Job, seen: Recording, gaps: pd.DataFrame) -> list[str]:
         *_failures(seen.answers),
         *_counting(seen, good),
         *_client(job, seen, gaps),
-        *_server(seen),
+        *_server(job, seen),
     ]
 
 
@@ -39,7 +43,7 @@ def _failures(answers: Sequence[Answer]) -> list[str]:
     more = f" and {len(kinds) - 4} other kinds" if len(kinds) > 4 else ""
     detail = next((answer.detail for answer in answers if answer.error and answer.detail), "")
     said = f"; the first said: {detail}" if detail else ""
-    return [f"{kinds.total()} of {len(answers)} requests failed: {shown}{more}{said}"]
+    return [f"{kinds.total()} of {len(answers)}{FAILED}{shown}{more}{said}"]
 
 
 def _counting(seen: Recording, good: Sequence[Answer]) -> list[str]:
@@ -54,6 +58,8 @@ def _counting(seen: Recording, good: Sequence[Answer]) -> list[str]:
         notes.append("the server sends no usage: every event was counted as one token, and no length could be checked")
     elif seen.dialect.usage != "continuous" and any(answer.events < answer.tokens for answer in good):
         notes.append("events carried several tokens and the server does not say how many: they were spread evenly")
+    if any(answer.events > answer.tokens + FRAMES for answer in good):
+        notes.append("the server sent more events than it counts tokens: they were spread evenly")
     return notes
 
 
@@ -80,18 +86,35 @@ def _client(job: Job, seen: Recording, gaps: pd.DataFrame) -> list[str]:
     return notes
 
 
-def _server(seen: Recording) -> list[str]:
+def restarted(before: MetricsSnapshot, after: MetricsSnapshot) -> bool:
+    """Whether a counter, which only grows, has become less."""
+    return any(_growth(before, after, name) < 0 for name in ("requests_finished", "generation_tokens", "prompt_tokens"))
+
+
+def restarted_within(seen: Recording) -> bool:
+    """Whether counters began anew in the level, even where they have outgrown since what they were."""
+    before, after = seen.before, seen.after
+    if before is None or after is None or before.requests_finished is None or after.requests_finished is None:
+        return before is not None and after is not None and restarted(before, after)
+    ours = sum(not answer.error for answer in seen.answers)
+    return restarted(before, after) or after.requests_finished - before.requests_finished < COUNTED * ours
+
+
+def _server(job: Job, seen: Recording) -> list[str]:
     """What the server's counters say of the level, where it matters."""
     notes = [] if seen.was_idle else ["other traffic: the server was busy when the level began"]
     cached = sum(answer.cached_prompt for answer in seen.answers)
     if seen.before is None or seen.after is None:
-        notes.append("the server shows no /metrics: running counts requests in flight, waiting is not known (-1)")
+        notes.append(
+            "/metrics did not answer: other traffic, a restart and preemptions would not have shown"
+            if job.endpoint.has_metrics
+            else "the server shows no /metrics: running counts requests in flight, waiting is not known (-1)"
+        )
         return [*notes, *_cache_hits(cached)]
     grown = {name: _growth(seen.before, seen.after, name) for name in vars(seen.before)}
-    if grown["requests_finished"] < 0:
-        notes.append("the server restarted during the level: its counters began anew")
-    else:
-        notes += _other_traffic(seen.answers, grown["requests_finished"], grown["generation_tokens"])
+    if restarted_within(seen):
+        return [*notes, RESTARTED, *_cache_hits(cached)]
+    notes += _other_traffic(seen.answers, grown["requests_finished"], grown["generation_tokens"])
     notes += _cache_hits(max(cached, grown["prefix_cache_hits"] + grown["external_prefix_cache_hits"]))
     if grown["preemptions"] > 0:
         notes.append(f"{grown['preemptions']} preemptions")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +12,12 @@ import pandas as pd
 from calibration.client_processes import record_apart
 from calibration.clients import Job, Progress, Recording
 from calibration.dialect import Dialect
-from calibration.endpoint import Endpoint
-from calibration.level_notes import notes_of
-from calibration.metrics import SumCount, parse_metrics
-from calibration.stream import PATIENCE, Answer, Patience
-from simulator.loads.workload import Load
+from calibration.endpoint import Endpoint, metrics_in
+from calibration.level_notes import notes_of, restarted_within
+from calibration.metrics import MetricsSnapshot, SumCount
+from calibration.secrecy import keepable
+from calibration.stream import MAX_COUNT, PATIENCE, Answer, Patience
+from simulator.loads.workload import Integers, Load
 from simulator.results.resampling import resampled_intervals
 from simulator.results.run import GAP_COLUMNS, RECORD_COLUMNS, REQUEST_COLUMNS, TIMELINE_COLUMNS, TOKEN_COLUMNS, Level
 
@@ -51,8 +51,8 @@ def level_of(job: Job, seen: Recording) -> Level:
     """The tables of a level from what its clients saw."""
     for answer in seen.answers:
         _check_counts(answer, seen.dialect)
-        if job.endpoint.api_key:
-            answer.detail = answer.detail.replace(job.endpoint.api_key, "***")
+        answer.detail = keepable(answer.detail, job.endpoint.api_key)
+        answer.finish_reason = keepable(answer.finish_reason, job.endpoint.api_key)
     start = seen.started
     good = [answer for answer in seen.answers if not answer.error]
     gaps = _gaps(good, start)
@@ -73,14 +73,14 @@ def level_of(job: Job, seen: Recording) -> Level:
 
 def _server_means(seen: Recording) -> dict[str, float]:
     """The server's own means over the level, seconds, by the names of `MetricsSnapshot`; empty where it tells none."""
-    if seen.before is None or seen.after is None:
+    if seen.before is None or seen.after is None or restarted_within(seen):
         return {}
     means: dict[str, float] = {}
     for name in ("queue_time", "prefill_time", "decode_time", "ttft"):
         before, after = getattr(seen.before, name), getattr(seen.after, name)
         if isinstance(before, SumCount) and isinstance(after, SumCount):
             mean = (after - before).mean
-            if mean is not None:
+            if mean is not None and 0 <= mean < np.inf:
                 means[name] = mean
     return means
 
@@ -117,17 +117,29 @@ def _requests(answers: Sequence[Answer], start: float) -> pd.DataFrame:
 
 def _gaps(answers: Sequence[Answer], start: float) -> pd.DataFrame:
     """A row for every read but an answer's first: k tokens that came together share the gap before them."""
-    rows = []
-    for answer in answers:
-        for (before, had), (now, has) in zip(answer.arrivals, answer.arrivals[1:], strict=False):
-            count = max(1, has - had)
-            rows.append((now - start, (now - before) / count, count))
-    return _table(sorted(rows), GAP_COLUMNS)
+    number, time, tokens = _reads(answers)
+    later = np.flatnonzero(number[1:] == number[:-1]) + 1
+    count = np.maximum(1, tokens[later] - tokens[later - 1])
+    when, gap = time[later] - start, (time[later] - time[later - 1]) / count
+    order = np.lexsort((count, gap, when))
+    return _table({"time": when[order], "gap": gap[order], "count": count[order]}, GAP_COLUMNS)
 
 
 def _tokens(answers: Sequence[Answer], start: float) -> pd.DataFrame:
-    rows = [(answer.index, time - start, tokens) for answer in answers for time, tokens in answer.arrivals]
-    return _table(rows, TOKEN_COLUMNS)
+    number, time, tokens = _reads(answers)
+    indices = np.array([answer.index for answer in answers], np.int64)
+    return _table({"request_id": indices[number], "time": time - start, "tokens": tokens}, TOKEN_COLUMNS)
+
+
+def _reads(answers: Sequence[Answer]) -> tuple[Integers, npt.NDArray[np.float64], Integers]:
+    """Every read that brought tokens, answer by answer: the answer's place, the time, and its tokens by then."""
+    number = np.repeat(np.arange(len(answers)), [len(answer.arrivals) for answer in answers])
+    times, tokens = np.empty(len(number)), np.empty(len(number), np.int64)
+    start = 0
+    for answer in answers:
+        part = slice(start, start := start + len(answer.arrivals))
+        times[part], tokens[part] = answer.arrivals.arrays()
+    return number, times, tokens
 
 
 def _records(answers: Sequence[Answer], start: float) -> pd.DataFrame:
@@ -152,43 +164,41 @@ def _records(answers: Sequence[Answer], start: float) -> pd.DataFrame:
 def _timeline(job: Job, seen: Recording) -> pd.DataFrame:
     """The server's gauges as sampled; without /metrics what the clients know, -1 and NaN for the rest."""
     pool = job.endpoint.kv_pool_tokens
+    sent, ended = (np.array([getattr(answer, name) for answer in seen.answers]) for name in ("sent", "ended"))
+
+    def in_flight(time: float) -> list[Answer]:
+        return [seen.answers[place] for place in np.flatnonzero((sent <= time) & (time < ended)).tolist()]
+
     rows = []
     for time, text in seen.samples:
-        gauges = parse_metrics(text.decode(errors="replace"))
-        kv_tokens = np.nan if pool is None or gauges.kv_usage is None else gauges.kv_usage * pool * gauges.engines
-        running = -1 if gauges.running is None else gauges.running
-        waiting = -1 if gauges.waiting is None else gauges.waiting
-        active = _active_tokens(seen.answers, time, max(0, waiting))
+        gauges = metrics_in(text.decode(errors="replace")) or MetricsSnapshot()
+        usage = -1.0 if gauges.kv_usage is None else gauges.kv_usage
+        kv_tokens = usage * pool * gauges.engines if pool is not None and 0 <= usage <= 1 else np.nan
+        running, waiting = _gauge(gauges.running), _gauge(gauges.waiting)
+        active = _active_tokens(in_flight(time), time, max(0, waiting))
         rows.append((time - seen.started, running, waiting, kv_tokens, active))
     if not job.endpoint.has_metrics:
         for time in np.arange(0.0, _duration(seen.answers), job.sample_every):
-            in_flight = sum(_in_flight(answer, seen.started + time) for answer in seen.answers)
-            active = _active_tokens(seen.answers, seen.started + time, 0)
-            rows.append((time, in_flight, -1, np.nan, active))
+            flying = in_flight(seen.started + time)
+            active = _active_tokens(flying, seen.started + time, 0)
+            rows.append((time, len(flying), -1, np.nan, active))
     return _table(rows, TIMELINE_COLUMNS)
 
 
-def _active_tokens(answers: Sequence[Answer], time: float, waiting: int) -> float:
+def _gauge(value: int | None) -> int:
+    """-1 for what the server does not tell, or cannot mean."""
+    return -1 if value is None or not 0 <= value <= MAX_COUNT else value
+
+
+def _active_tokens(in_flight: Sequence[Answer], time: float, waiting: int) -> float:
     """Prompt and received tokens of the requests in flight at `time`, the last `waiting` without a token left out."""
     silent, tokens = [], 0
-    for answer in answers:  # in the order of sending
-        if not _in_flight(answer, time):
-            continue
-        received = _received(answer, time)
-        if received:
+    for answer in in_flight:  # in the order of sending
+        if received := answer.arrivals.received_by(time):
             tokens += answer.prompt_length + received
         else:
             silent.append(answer.prompt_length)
     return float(tokens + sum(silent[: max(0, len(silent) - waiting)]))
-
-
-def _in_flight(answer: Answer, time: float) -> bool:
-    return answer.sent <= time < answer.ended
-
-
-def _received(answer: Answer, time: float) -> int:
-    position = bisect_right(answer.arrivals, time, key=lambda arrival: arrival[0])
-    return answer.arrivals[position - 1][1] if position else 0
 
 
 def _duration(answers: Sequence[Answer]) -> float:
@@ -197,7 +207,9 @@ def _duration(answers: Sequence[Answer]) -> float:
     return round(max(ends) - min(answer.sent for answer in answers), DECIMALS) if answers else 0.0
 
 
-def _table(rows: Sequence[tuple[object, ...]], columns: dict[str, str]) -> pd.DataFrame:
+def _table(
+    rows: Sequence[tuple[object, ...]] | Mapping[str, npt.NDArray[np.generic]], columns: dict[str, str]
+) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=list(columns)).astype(columns)
     times = [name for name, kind in columns.items() if kind == "float64"]
     rounded: npt.NDArray[np.float64] = np.round(table[times].to_numpy(np.float64), DECIMALS)

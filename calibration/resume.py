@@ -28,6 +28,7 @@ SAME = (
     "cache_dtype",
     "gpu",
 )
+UNFINISHED = "run.partial"  # all that a sweep leaves that is killed as it makes its folder
 POOL_TOLERANCE = 0.02  # a server that is started again finds a little more or less memory
 
 
@@ -43,6 +44,8 @@ def resumed_run(folder: str | Path, server: Mapping[str, object], plan: SweepPla
     is none.
     """
     folder = Path(folder)
+    if folder.is_dir() and [path.name for path in folder.iterdir()] == [UNFINISHED]:
+        (folder / UNFINISHED).unlink()
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return None
     run = load_run(folder)
@@ -55,22 +58,23 @@ def resumed_run(folder: str | Path, server: Mapping[str, object], plan: SweepPla
 
 def refuse_other_server(folder: Path, was: Mapping[str, object], now: Mapping[str, object]) -> None:
     """Raise `ResumeError` where two descriptions of a server contradict each other."""
+    if change := changed_server(was, now):
+        raise ResumeError(f"{folder} was measured {change}: start the server as before, or measure into another folder")
+
+
+def changed_server(was: Mapping[str, object], now: Mapping[str, object]) -> str:
+    """In what two descriptions of a server contradict each other, in words; nothing where they do not."""
     for name in SAME:
         if name in was and name in now and was[name] != now[name]:
-            raise ResumeError(
-                f"{folder} was measured with {name} {was[name]}, the server now has {now[name]}: "
-                "start the server as before, or measure into another folder"
-            )
+            return f"with {name} {was[name]}, the server now has {now[name]}"
     before, after = was.get("num_gpu_blocks"), now.get("num_gpu_blocks")
     if (
         isinstance(before, int)
         and isinstance(after, int)
-        and not (1 - POOL_TOLERANCE <= after / before <= 1 + POOL_TOLERANCE)
+        and not (1 - POOL_TOLERANCE) * before <= after <= (1 + POOL_TOLERANCE) * before
     ):
-        raise ResumeError(
-            f"{folder} was measured with a KV pool of {before:,} blocks, the server now has {after:,}: "
-            "start the server as before, or measure into another folder"
-        )
+        return f"with a KV pool of {before:,} blocks, the server now has {after:,}"
+    return ""
 
 
 def _refuse_other_plan(folder: Path, levels: Sequence[Level], plan: SweepPlan, open_ended: bool) -> None:

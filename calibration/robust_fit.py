@@ -47,7 +47,7 @@ def solve(matrix: Array, seconds: Array, groups: Numbers, belief: Belief) -> Sol
     for _ in range(ROUNDS):
         before = values
         values = weighted(matrix, seconds, weights, belief)[0]
-        residuals = seconds - matrix @ values
+        residuals = seconds - np.einsum("ij,j->i", matrix, values)
         for group in np.unique(groups):
             scales[group] = max(1.4826 * float(np.median(np.abs(residuals[groups == group]))), LEAST_SCALE)
         deviations = np.abs(residuals) / scales[groups]
@@ -60,15 +60,15 @@ def solve(matrix: Array, seconds: Array, groups: Numbers, belief: Belief) -> Sol
 def weighted(matrix: Array, seconds: Array, weights: Array, belief: Belief) -> tuple[Array, float]:
     """Non-negative values for given weights of the rows, and the sum of squares that is left."""
     rows, target = matrix * weights[:, None], seconds * weights
-    products = rows.T @ rows + np.diag(belief.precision())
+    products = _products(rows, rows) + np.diag(belief.precision())
     size = np.sqrt(np.maximum(np.diag(products), 1e-300))
-    toward = (rows.T @ target + belief.values * belief.precision()) / size
+    toward = (_products(rows, target[:, None])[:, 0] + belief.values * belief.precision()) / size
     # nnls wants rows, not their products; as few as there are columns do
     lengths, directions = np.linalg.eigh(products / np.outer(size, size))
     roots = np.sqrt(np.maximum(lengths, SINGULAR))
     reached = directions.T @ toward / roots
     scaled, left = nnls(roots[:, None] * directions.T, reached)
-    total = float(target @ target + belief.values**2 @ belief.precision())
+    total = float((target**2).sum() + belief.values**2 @ belief.precision())
     return scaled / size, total - float(reached @ reached) + float(left) ** 2
 
 
@@ -91,15 +91,20 @@ def covariance(
     inside = rows * (np.abs(deviations) <= HUBER)[:, None]
     scores = rows * np.clip(deviations, -HUBER, HUBER)[:, None]
     known = np.diag(belief.precision() / size**2)
-    bread = np.linalg.pinv(inside.T @ inside + known, hermitian=True)
+    bread = np.linalg.pinv(_products(inside, inside) + known, hermitian=True)
     meat = known
     for members in _members(clusters):
-        pull = inside[members].T @ inside[members] @ bread
+        pull = _products(inside[members], inside[members]) @ bread
         strongest = float(np.abs(np.linalg.eigvals(pull)).max())
         pull *= min(1.0, MOST_LEVERAGE / max(strongest, 1e-300))
         score = np.linalg.solve(np.eye(len(pull)) - pull, scores[members].sum(axis=0))
         meat = meat + np.outer(score, score)
     return bread @ meat @ bread / np.outer(size, size)
+
+
+def _products(one: Array, other: Array) -> Array:
+    """one.T @ other, whose sums over many rows would depend on the number of BLAS's threads."""
+    return np.asarray(np.einsum("ij,ik->jk", one, other))
 
 
 def _members(clusters: Numbers) -> list[Numbers]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from calibration.endpoint import Endpoint
-from simulator.engine.engine_flags import EngineFlags, FlagError
+from simulator.engine.engine_flags import MOST_CACHED_BLOCKS, EngineFlags, FlagError
 from simulator.flags.vllm_flags import parse_flags
 
 NEWEST = "0.32.0"
@@ -190,7 +190,7 @@ def _assume_pool(found: dict[str, Found]) -> None:
         pool = found["kv_tokens"]
         found["num_gpu_blocks"] = Found(blocks_of(pool.value, size, found["max_model_len"].value), pool.source)
     why = "a KV pool without end, since the server does not tell"
-    _assume(found, "num_gpu_blocks", ENDLESS_POOL // size, why)
+    _assume(found, "num_gpu_blocks", min(ENDLESS_POOL // size, MOST_CACHED_BLOCKS), why)
 
 
 def blocks_of(kv_tokens: int, block_size: int, max_model_len: int) -> int:

@@ -61,10 +61,16 @@ class Delivery:
         return min(time for time, _ in self.arrivals.values())
 
 
+class NoTokenTimesError(ValueError):
+    """A level of which only the latencies were kept. The message is one line."""
+
+
 def streams(level: Level) -> list[Stream]:
-    """The successful requests of a measured level, in the order of sending. Raises ValueError without raw tokens."""
+    """The successful requests of a measured level, in the order of sending. Raises `NoTokenTimesError`."""
     if level.tokens is None:
-        raise ValueError("steps can only be seen in a run with raw token times (tokens.csv)")
+        raise NoTokenTimesError(
+            "steps can only be seen in a run with raw token times (tokens.csv), as capsim sweep keeps"
+        )
     chunks: dict[object, pd.DataFrame] = dict(list(level.tokens.groupby("request_id", sort=False)))
     done = level.completed.sort_values("arrival")
     found = []

@@ -6,17 +6,26 @@ import asyncio
 import errno
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
 import aiohttp
 
-from calibration.endpoint import server_message
+from calibration.endpoint import one_line, server_message
+from calibration.secrecy import shown_url
+from calibration.token_times import TokenTimes
 
 # Inside a JSON string every quote is escaped, so these bytes can only be keys: an event that matches is a choice that
 # goes on, with the tokens of the request so far. It need not be decoded, which matters with 100 streams.
-_ONE_MORE = re.compile(rb'data: ?\{.*"finish_reason": ?null\b.*"completion_tokens": ?(\d+)\b')
+_ONE_MORE = re.compile(rb'data: ?\{.*"finish_reason": ?null\b.*"completion_tokens": ?(\d{1,9})\b.*\}\r?$')
+
+QUICK_BYTES = 4096  # of an event that is read without decoding; a pattern takes the square of that
+MAX_EVENT_BYTES = 1 << 18  # vLLM's have some hundred
+MAX_COUNT = 2**31 - 1  # tokens that a server may count in a request
+WORDS_BYTES = 4096  # of an error answer
+LINGER = 1.0  # s, after the stream has said that it ended, for its connection to be free for the next request
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ class Answer:
     sent: float = 0.0
     headers: float = 0.0  # when the answer began, before any token; 0 where it never did
     ended: float = 0.0  # when nothing more was waited for
-    arrivals: list[tuple[float, int]] = field(default_factory=list)  # (time, tokens so far), one per read with tokens
+    arrivals: TokenTimes = field(default_factory=TokenTimes)  # (time, tokens so far), one per read with tokens
     events: int = 0  # events that carried a choice
     finish_reason: str = ""
     counted_prompt: int | None = None  # the server's count
@@ -64,14 +73,20 @@ class Answer:
 
     @property
     def tokens(self) -> int:
-        return self.arrivals[-1][1] if self.arrivals else 0
+        return self.arrivals.tokens
+
+    @property
+    def most_tokens(self) -> int:
+        """With more than these it has run on. Events that are counted as tokens may be a few more than asked."""
+        return 2 * self.output_tokens + 64
 
 
 class StreamReader:
     """Fills an `Answer` from the bytes of its stream, in whatever pieces they come.
 
     Tokens are the server's count where every event carries it (`continuous_usage_stats`), else one an event. An event
-    of a chat counts by its content or its reasoning; one that only opens or closes the answer is no token.
+    of a chat counts by its content or its reasoning; one that only opens or closes the answer is no token. After an
+    error there is nothing more to read.
     """
 
     def __init__(self, answer: Answer) -> None:
@@ -89,14 +104,21 @@ class StreamReader:
         lines = data.split(b"\n")
         self._rest = lines.pop()
         for line in lines:
-            more = _ONE_MORE.match(line)
-            if more:
+            more = _ONE_MORE.match(line) if len(line) <= QUICK_BYTES else None
+            if more and not self.answer.done:
                 self._running_count = True
                 self.answer.events += 1
-                self._tokens = int(more[1])
+                self.answer.counted_output = int(more[1])
+                self._tokens = max(self._tokens, self.answer.counted_output)
             elif line.startswith(b"data:"):
                 self._event(line[5:].strip())
+        if len(self._rest) > MAX_EVENT_BYTES:
+            self._refuse("event too long", f"{MAX_EVENT_BYTES >> 10} KiB without an end of line")
         if self._tokens <= before:
+            return False
+        if self._tokens > self.answer.most_tokens:
+            self._refuse("ran on", f"{self._tokens} tokens and no end, instead of {self.answer.output_tokens}")
+            self._tokens = before
             return False
         self.answer.arrivals.append((time, self._tokens))
         return True
@@ -106,40 +128,59 @@ class StreamReader:
         answer = self.answer
         if self._rest.startswith(b"data:"):
             self._event(self._rest[5:].strip())  # a last event without its newline
-        if not answer.error and not (answer.done or answer.finish_reason):
-            answer.error = "stream broken"
-        if answer.counted_output is not None and not self._running_count:
+        if not (answer.done or answer.finish_reason):
+            self._refuse("stream broken", "it ended before the answer did")
+        if answer.counted_output is None:
+            return
+        if not self._running_count:
             self._settle(answer.counted_output)
+        elif answer.counted_output != self._tokens:
+            self._refuse("bad usage", f"{self._tokens} tokens were streamed, and {answer.counted_output} counted")
+
+    def _refuse(self, error: str, detail: str) -> None:
+        """The first error is the answer's."""
+        if not self.answer.error:
+            self.answer.error, self.answer.detail = error, detail
 
     def _event(self, payload: bytes) -> None:
-        answer = self.answer
+        if self.answer.done:
+            return  # what comes after the end is no part of the answer
         if payload == b"[DONE]":
-            answer.done = True
+            self.answer.done = True
+            return
+        if len(payload) > MAX_EVENT_BYTES:
+            self._refuse("event too long", f"{len(payload) >> 10} KiB")
             return
         try:
-            event = json.loads(payload)
-        except ValueError:
-            event = None
+            self._take(json.loads(payload))
+        except (ValueError, RecursionError):
+            self._refuse("not JSON", one_line(payload.decode(errors="replace"), 80))
+        except TypeError as problem:
+            self._refuse("bad event", str(problem))
+
+    def _take(self, event: object) -> None:
+        """Raises TypeError for an event that is none of the API's."""
+        answer = self.answer
         if not isinstance(event, dict):
-            answer.error = answer.error or "not JSON"
+            raise TypeError("an event is no object")
+        if error := event.get("error"):
+            words = error.get("message", error) if isinstance(error, dict) else error
+            self._refuse("server error", one_line(str(words)))
             return
-        if event.get("error"):
-            error = event["error"]
-            answer.error = "server error"
-            answer.detail = str(error.get("message", error) if isinstance(error, dict) else error)
+        usage, choice = event.get("usage"), _choice(event)
+        try:
+            counted = _count(usage, "completion_tokens")
+            if isinstance(usage, dict):
+                answer.counted_prompt, answer.counted_output = _count(usage, "prompt_tokens"), counted
+                answer.cached_prompt = _count(usage.get("prompt_tokens_details"), "cached_tokens") or 0
+        except TypeError as problem:
+            self._refuse("bad usage", str(problem))
             return
-        usage = event.get("usage")
-        counted = _count(usage, "completion_tokens")
-        if isinstance(usage, dict):
-            answer.counted_prompt, answer.counted_output = _count(usage, "prompt_tokens"), counted
-            answer.cached_prompt = _count(usage.get("prompt_tokens_details"), "cached_tokens") or 0
-        answer.fingerprint = answer.fingerprint or str(event.get("system_fingerprint") or "")
-        choices = event.get("choices")
-        if not choices:
+        answer.fingerprint = answer.fingerprint or one_line(str(event.get("system_fingerprint") or ""))
+        if choice is None:
             return
         answer.events += 1
-        choice = choices[0]
-        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+        answer.finish_reason = _reason(choice) or answer.finish_reason
         self._empty_end = not _has_words(choice)
         if counted is not None:
             self._running_count = True
@@ -153,10 +194,13 @@ class StreamReader:
         counted = self.answer.tokens
         if counted == tokens + 1 and self._empty_end:  # the last event carried the reason of the end and no token
             last, _ = arrivals.pop()
-            if not arrivals or arrivals[-1][1] < tokens:
+            if tokens > arrivals.tokens:
                 arrivals.append((last, tokens))
-        elif counted and counted != tokens:  # several tokens an event: spread evenly, for want of better
-            self.answer.arrivals = [(time, max(1, round(count * tokens / counted))) for time, count in arrivals]
+        elif counted and counted != tokens:  # several tokens an event, or none: spread evenly, for want of better
+            spread = [(time, max(1, round(count * tokens / counted))) for time, count in arrivals]
+            had = [0, *(count for _, count in spread)]
+            grown = (pair for before, pair in zip(had, spread, strict=False) if pair[1] > before)
+            self.answer.arrivals = TokenTimes(grown)
 
 
 async def ask(session: aiohttp.ClientSession, url: str, body: bytes, answer: Answer, patience: Patience) -> None:
@@ -167,15 +211,19 @@ async def ask(session: aiohttp.ClientSession, url: str, body: bytes, answer: Ans
             async with session.post(url, data=body, allow_redirects=False) as response:
                 answer.headers = perf_counter()
                 if response.status != 200:
-                    answer.error, answer.detail = f"http {response.status}", await _words(response)
+                    answer.error = f"http {response.status}"
+                    answer.detail = await _words(response, patience.connect)
                 elif response.content_type != "text/event-stream":
-                    answer.error, answer.detail = "no stream", f"the answer is {response.content_type}"
+                    answer.error, answer.detail = "no stream", f"the answer is {one_line(response.content_type, 80)}"
                 else:
                     await _read(response.content, StreamReader(answer), deadline, patience.next_token)
     except TimeoutError:
-        _fail(answer, "timeout")
+        seconds = patience.next_token if answer.arrivals else patience.first_token
+        _fail(answer, "timeout", f"no {'further' if answer.arrivals else 'first'} token in {seconds:g} s")
     except aiohttp.ClientConnectorError:
         _fail(answer, "no connection")
+    except aiohttp.ClientResponseError as error:
+        _fail(answer, "stream broken" if answer.headers else "not HTTP", one_line(error.message, 80))
     except (aiohttp.ClientError, OSError) as error:
         reset = isinstance(error, OSError) and error.errno == errno.ECONNRESET
         _fail(answer, "stream broken" if answer.headers else "connection reset" if reset else "connection lost")
@@ -186,24 +234,56 @@ async def ask(session: aiohttp.ClientSession, url: str, body: bytes, answer: Ans
 async def _read(
     content: aiohttp.StreamReader, reader: StreamReader, deadline: asyncio.Timeout, next_token: float
 ) -> None:
-    loop = asyncio.get_running_loop()
+    loop, answer = asyncio.get_running_loop(), reader.answer
     extend_at = 0.0
     while data := await content.readany():
         now = perf_counter()
         if reader.feed(now, data) and now >= extend_at:
             deadline.reschedule(loop.time() + next_token)
             extend_at = now + min(1.0, next_token / 10)  # moving a timer costs more than reading a token
+        if answer.error:
+            return
+        if answer.done:
+            break
     reader.end()
+    deadline.reschedule(loop.time() + LINGER)
+    while await content.readany():  # to the end of the body, so that the connection is free for the next request
+        pass
 
 
-def _fail(answer: Answer, kind: str) -> None:
-    if not answer.done:  # what happens after the end of the stream harms nobody
-        answer.error = answer.error or kind
+def _fail(answer: Answer, kind: str, detail: str = "") -> None:
+    if not (answer.done or answer.error):  # what happens after the end of the stream harms nobody
+        answer.error, answer.detail = kind, detail
 
 
-async def _words(response: aiohttp.ClientResponse) -> str:
-    """The server's message in an error answer, of which only the start is read."""
-    return server_message((await response.content.read(4096)).decode(errors="replace"), None)
+async def _words(response: aiohttp.ClientResponse, patience: float) -> str:
+    """The server's message in an error answer, of which only the start is read; where it sends us on, where to."""
+    if 300 <= response.status < 400 and "Location" in response.headers:
+        return f"sends on to {one_line(shown_url(response.headers['Location']))}"
+    body = b""
+    with suppress(TimeoutError, aiohttp.ClientError):  # the status has been told
+        async with asyncio.timeout(patience):
+            while len(body) < WORDS_BYTES and (more := await response.content.read(WORDS_BYTES - len(body))):
+                body += more
+    key = response.request_info.headers.get("Authorization", "").removeprefix("Bearer ")
+    return server_message(body.decode(errors="replace"), key)
+
+
+def _choice(event: dict[str, Any]) -> dict[str, Any] | None:
+    """The event's choice, None where it has none. Raises TypeError for something else."""
+    choices = event.get("choices")
+    if not choices:
+        return None
+    if not isinstance(choices, list) or not isinstance(choices[0], dict):
+        raise TypeError("its choices are none")
+    return choices[0]
+
+
+def _reason(choice: dict[str, Any]) -> str:
+    reason = choice.get("finish_reason")
+    if reason is not None and not isinstance(reason, str):
+        raise TypeError("its finish_reason is no text")
+    return one_line(reason or "", 40)
 
 
 def _has_words(choice: dict[str, Any]) -> bool:
@@ -220,5 +300,12 @@ def _only_frames(choice: dict[str, Any]) -> bool:
 
 
 def _count(usage: Any, name: str) -> int | None:
+    """A count of tokens; None where it is not told. Raises TypeError for what cannot be one."""
     value = usage.get(name) if isinstance(usage, dict) else None
-    return value if isinstance(value, int) else None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value <= MAX_COUNT:
+        raise TypeError(f"{name} is {one_line(json.dumps(value), 40)}")
+    return value

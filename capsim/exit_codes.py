@@ -14,7 +14,7 @@ class ExitCode(IntEnum):
     USAGE = 2, "wrong usage, likewise"
     DRIFTED = 3, "`validate --drift`: the server has drifted away from its profile"
     UNCLEAR = 4, "`validate --drift`: the measurement was too disturbed to tell"
-    INTERRUPTED = 130, "interrupted; what was measured is kept"
+    INTERRUPTED = 130, "interrupted, by Ctrl-C or SIGTERM; what was measured is kept"
 
     meaning: str
 

@@ -74,6 +74,7 @@ def test_a_term_without_a_prior_is_zero():
     assert fitted.host_time == HostTime()
 
 
+@pytest.mark.slow
 def test_the_interval_covers_the_value_and_stays_positive():
     fitted = fit_figures([stated(level(1), "p50_itl")], FLAGS, {"constant": loose(8e-3), "per_kv_token": loose(1e-8)})
     for term in fitted.terms.values():

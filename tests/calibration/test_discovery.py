@@ -14,6 +14,7 @@ from calibration.discovery import (
     fingerprint_facts,
     infer_max_num_seqs,
     info_facts,
+    info_in,
     max_num_seqs_in_status,
     server_info,
 )
@@ -286,3 +287,23 @@ def test_speculative_decoding_is_said_to_be_beyond_the_simulator() -> None:
     for known in (discover_flags(ENDPOINT, info=info), discover_flags(ENDPOINT, log=log)):
         assert any("decodes speculatively" in doubt for doubt in known.contradictions)
     assert not any("speculatively" in doubt for doubt in discover_flags(ENDPOINT, info=INFO).contradictions)
+
+
+def test_an_answer_that_is_no_configuration_tells_nothing() -> None:
+    for text in ("", "[]", "{", '{"vllm_config": 1}', '{"vllm_config": ' * 5000, '{"vllm_config": ' + "9" * 5000 + "}"):
+        assert info_in(text) is None
+
+
+def test_sizes_and_texts_of_a_server_that_cannot_be_are_left_out() -> None:
+    config = {
+        "scheduler_config": {"max_num_seqs": 0, "max_num_batched_tokens": -1, "watermark": float("nan")},
+        "cache_config": {"block_size": 10**40, "cache_dtype": "a\nb\x1b" + "c" * 500},
+        "parallel_config": {"data_parallel_size": 0},
+    }
+    facts = info_facts({"vllm_config": config, "system_env": {"nvidia_gpu_models": [[]]}})
+    told = {name: value for name, value in facts.items() if value is not None}
+    assert set(told) == {"kv_cache_dtype"}
+    assert told["kv_cache_dtype"].isprintable()
+    assert len(told["kv_cache_dtype"]) <= 80
+    known = discover_flags(ENDPOINT, info={"vllm_config": config})
+    assert known.flags.max_num_seqs > 0

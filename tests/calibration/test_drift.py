@@ -81,6 +81,8 @@ def test_a_disturbed_measurement_cannot_tell(profile: Profile, workload: Workloa
     assert drift.state == "unclear"
     assert "the measurement was disturbed (client-bound)" in verdict(drift)
     assert judge_drift(measured(profile, workload, note="client-bound: a little"), profile).state == "holds"
+    failing = measured(profile, workload, 1.5, note="4 of 12 requests failed: http 500 (4)")
+    assert "the measurement was disturbed (4 of 12 requests failed)" in verdict(judge_drift(failing, profile))
 
 
 def test_another_model_cannot_be_judged(profile: Profile, workload: Workload) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fake_server import FakeServer, Manners, metrics_text, serve
 
-from calibration.endpoint import Endpoint, EndpointError, clean_url, discover, server_message
+from calibration.endpoint import Endpoint, EndpointError, clean_url, discover, endpoint_of, server_message
 from calibration.load import play
 from calibration.metrics import MetricsSnapshot, SumCount, only_gauges, parse_metrics
 from simulator.loads.workload import ClosedLoop, Length, Shape, Workload
@@ -239,3 +239,10 @@ def test_gauges_cut_out_of_the_text_read_as_they_do_within_it() -> None:
 
 def test_an_endpoint_reaches_the_load_process_with_its_key() -> None:
     assert pickle.loads(pickle.dumps(Endpoint("http://x", "m", api_key=KEY))).api_key == KEY
+
+
+@pytest.mark.parametrize("value", ["1e40", "0", "-0.9", "nan", "inf", "1.01", "all"])
+def test_a_share_of_the_memory_that_cannot_be_is_not_told(value: str) -> None:
+    config = f'vllm:cache_config_info{{gpu_memory_utilization="{value}",block_size="{value}"}} 1\n'
+    found = endpoint_of("http://x", {"id": "m"}, None, None, f"vllm:num_requests_running 0\n{config}")
+    assert (found.has_metrics, found.gpu_memory_utilization, found.block_size) == (True, None, None)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from calibration.gpu import GpuReading, is_this_machine, read_dcgm, read_gpus, read_nvml
+from calibration.gpu import GpuReading, gpus_in, is_this_machine, read_dcgm, read_gpus, read_nvml
 
 GIB, MIB = 1 << 30, 1 << 20
 DCGM = """\
@@ -192,3 +192,16 @@ def test_without_either_both_reasons_are_given() -> None:
     reading = read_gpus("http://127.0.0.1:8000", dcgm_url=url)
     assert reading.gpus is None
     assert reading.reason == f"NVML: the package nvidia-ml-py is not installed; DCGM: {url} cannot be reached"
+
+
+def test_what_an_exporter_cannot_tell_is_not_told() -> None:
+    """DCGM writes NaN where a GPU has no counter; it is no full load."""
+    title = "H\x1b[31m100\n" + "x" * 200
+    rows = [("GPU_UTIL", "NaN"), ("FB_USED", "1e300"), ("FB_FREE", "-5"), ("FB_TOTAL", "1e17")]
+    labels = 'gpu="' + "9" * 5000 + '",modelName="' + title.replace("\n", "\\n") + '"'
+    gpus = gpus_in("\n".join(f"DCGM_FI_DEV_{name}{{{labels}}} {value}" for name, value in rows), "http://x").gpus
+    assert gpus is not None
+    (gpu,) = gpus
+    assert (gpu.index, gpu.memory_total, gpu.memory_used, gpu.utilization) == (-1, None, None, None)
+    assert gpu.name is not None
+    assert gpu.name.isprintable()

@@ -13,6 +13,7 @@ from calibration.dialect import Dialect
 from calibration.endpoint import discover
 from calibration.load import level_of
 from calibration.stream import Answer
+from calibration.token_times import TokenTimes
 
 
 def test_other_traffic_is_noticed() -> None:
@@ -68,7 +69,7 @@ def test_how_sure_the_latencies_are_is_said_as_far_as_the_requests_go() -> None:
 
 
 def test_a_client_that_is_too_slow_says_so() -> None:
-    answers = [Answer(0, 64, 3, 0.0, sent=0.0, ended=1.0, arrivals=[(0.1, 1), (0.11, 2), (0.12, 3)])]
+    answers = [Answer(0, 64, 3, 0.0, sent=0.0, ended=1.0, arrivals=TokenTimes([(0.1, 1), (0.11, 2), (0.12, 3)]))]
     with serve() as server:
         job = Job(discover(server.url), closed(1, 1), 1)
     late = Recording(Dialect(), answers=answers, loop_lags=[0.004] * 100)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
 import time
 from dataclasses import replace
 
+import aiohttp
 import numpy as np
 import pytest
 from fake_server import FakeServer, Manners, serve
 from played_levels import SHORT, closed, measure
 
+from calibration import clients
 from calibration.clients import Job, Progress, Recording, record
 from calibration.dialect import Dialect
 from calibration.endpoint import EndpointError, discover
 from calibration.load import level_of, play
 from calibration.stream import Answer, Patience
+from calibration.token_times import TokenTimes
 from simulator.loads.workload import ClosedLoop, Length, OpenLoop, Shape, Workload
 from simulator.results.run import GAP_COLUMNS, RECORD_COLUMNS, REQUEST_COLUMNS, TIMELINE_COLUMNS, TOKEN_COLUMNS, Level
 
@@ -302,9 +306,9 @@ def test_without_metrics_the_timeline_is_the_clients() -> None:
 
 def test_waiting_requests_hold_no_active_tokens() -> None:
     """Of two requests without a token, the one sent last is the one that waits."""
-    running = Answer(0, 100, 9, 0.0, sent=0.0, ended=9.0, arrivals=[(1.0, 1), (2.0, 2), (9.0, 9)])
-    prefilled = Answer(1, 200, 9, 0.0, sent=1.0, ended=9.0, arrivals=[(5.0, 1), (9.0, 9)])
-    waits = Answer(2, 400, 9, 0.0, sent=1.5, ended=9.0, arrivals=[(6.0, 1), (9.0, 9)])
+    running = Answer(0, 100, 9, 0.0, sent=0.0, ended=9.0, arrivals=TokenTimes([(1.0, 1), (2.0, 2), (9.0, 9)]))
+    prefilled = Answer(1, 200, 9, 0.0, sent=1.0, ended=9.0, arrivals=TokenTimes([(5.0, 1), (9.0, 9)]))
+    waits = Answer(2, 400, 9, 0.0, sent=1.5, ended=9.0, arrivals=TokenTimes([(6.0, 1), (9.0, 9)]))
     gauges = b"vllm:num_requests_running 2\nvllm:num_requests_waiting 1\n"
     with serve() as server:
         job = Job(discover(server.url), closed(3, 3), 1)
@@ -324,6 +328,22 @@ def test_every_request_is_recorded_with_its_times_and_counts() -> None:
     assert (records["headers"] <= records["sent"] + level.requests["ttft"]).all()
     assert records["counted_prompt_tokens"].tolist() == records["asked_prompt_tokens"].tolist() == [64] * 6
     assert records["counted_output_tokens"].tolist() == records["asked_output_tokens"].tolist() == [16] * 6
+
+
+def test_failed_requests_are_not_kept_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors refer to each other in circles, and the collector of such circles is off while a level is played."""
+    monkeypatch.setattr(clients, "FAILURES_HELD", 20)
+    monkeypatch.setattr(clients, "PROGRESS_EVERY", 0.02)
+    held = []
+
+    def look(_progress: Progress) -> None:
+        held.append(sum(isinstance(thing, aiohttp.ClientConnectorError) for thing in gc.get_objects()))
+
+    with serve() as server:
+        job = Job(discover(server.url), closed(4, 400), 1, Dialect(), SHORT)
+    seen = asyncio.run(record(job, look))  # the server has gone
+    assert [answer.error for answer in seen.answers] == ["no connection"] * 400
+    assert max(held) < 20 + 4
 
 
 @pytest.mark.slow

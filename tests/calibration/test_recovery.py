@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.accuracy.recovery import NOISES, SERVERS, Recovered, coverage, recover
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_truth_on_every_kind_of_server() -> None:
     found = [item for seed, name in enumerate(SERVERS) for item in recover(name, NOISES[1], seed, clients=(1, 8))]
     assert coverage(found) >= 0.8

@@ -66,6 +66,7 @@ def test_shares_that_the_levels_do_not_tell_apart_are_all_within_the_error() -> 
         assert abs(found.serial_share.value - share) < 2 * found.serial_share.stderr
 
 
+@pytest.mark.slow
 def test_a_coefficient_that_the_steps_left_open_goes_where_the_percentiles_are() -> None:
     wrong = first_stage(uncertainty=0.05, constant=1.08 * TRUTH.constant)
     found = refine(wrong, measured(LONG, closed(2, 400, 60, 24)), FLAGS)
@@ -121,6 +122,7 @@ def test_a_figure_is_as_uncertain_as_its_sample_and_the_model() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_same_levels_give_the_same_refinement() -> None:
     levels = measured(LONG)
     assert refine(first_stage(), levels, FLAGS) == refine(first_stage(), levels, FLAGS)

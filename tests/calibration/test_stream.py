@@ -96,6 +96,10 @@ def test_the_final_count_corrects_an_end_without_a_token() -> None:
     assert answer.arrivals == [(1.0, 1), (2.0, 2)]
 
 
+def test_a_final_count_of_none_leaves_no_token() -> None:
+    assert read(event(None, text="", reason="length"), usage(0), END).arrivals == []
+
+
 def test_the_final_count_spreads_tokens_over_events_that_held_several() -> None:
     answer = read(event(None), event(None), event(None, reason="length"), usage(12), END)
     assert answer.arrivals == [(1.0, 4), (2.0, 8), (3.0, 12)]
