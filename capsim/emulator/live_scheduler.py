@@ -13,7 +13,7 @@ class LiveScheduler(Scheduler):
         """Tokens of a request's answer whose steps have been processed."""
         if not request.decoding:
             return request.output
-        sampled = self.batch.computed(request) + 1 - request.prompt_tokens
+        sampled = request.computed + self.batch.clock - request.joined + 1 - request.prompt_tokens
         return min(sampled - len(self._unprocessed), request.output_tokens)
 
     def abort(self, request: Request) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -17,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from aiohttp import web
-from aiohttp.http import HttpVersion11
+from aiohttp.http import HttpProcessingError, HttpVersion11
 
 from capsim.emulator import server_facts, tokenizer
 from capsim.emulator.answers import Events, EventStream, Heading, WholeAnswer, whole_answer
@@ -45,6 +46,11 @@ OUTPUT_LEN = 256  # tokens after which an answer ends by itself where its reques
 BYTES_A_TOKEN = 32  # of a body, at the most
 LEAST_BODY = 1 << 16  # bytes that a body may have in any case
 SHUTDOWN = 0.5  # s, for connections to close by themselves
+
+NO_HTTP = (HttpProcessingError, web.RequestPayloadError)
+
+_LOG = logging.getLogger(__name__)
+_LOG.addFilter(lambda record: not _is_of_client(record))
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Reader = Callable[[bytes, int, int], tuple[str | None, Generation]]
@@ -90,7 +96,9 @@ class Twin:
         self._engine = LiveEngine(scheduler, *times, Clock(self.speed), self._metrics)
         self._serving = asyncio.create_task(self._engine.run())
         # a handler is cancelled when its client leaves
-        self._runner = web.AppRunner(self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN)
+        self._runner = web.AppRunner(
+            self._app(), handler_cancellation=True, access_log=None, logger=_LOG, shutdown_timeout=SHUTDOWN
+        )
         await self._runner.setup()
         gc.collect()
         gc.freeze()  # what is here stays: looking at it again and again would hold up the tokens
@@ -251,6 +259,11 @@ class Twin:
             raise ApiError(message, HTTPStatus.NOT_FOUND, "NotFoundError", "model")
 
 
+def _is_of_client(record: logging.LogRecord) -> bool:
+    """Whether a client sent what is no HTTP, which it is told and nobody else needs to read of."""
+    return record.exc_info is not None and isinstance(record.exc_info[1], NO_HTTP)
+
+
 async def _nothing(_: web.Request) -> web.Response:
     return web.Response()
 
@@ -263,6 +276,8 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         return web.json_response(error.body(), status=error.status)
     except web.HTTPRequestEntityTooLarge as error:
         return web.json_response(ApiError("Request body too large", error.status).body(), status=error.status)
+    except NO_HTTP:  # a body that is not what its headers say
+        return web.json_response(ApiError("Request body cannot be read").body(), status=HTTPStatus.BAD_REQUEST)
     except web.HTTPException as error:  # no such route, or not with this method
         return web.json_response({"detail": error.reason}, status=error.status, headers=_allowed(error))
 

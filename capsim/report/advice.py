@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from capsim.curves import Family, Point
 from capsim.report.server import Server
 from capsim.tables import digits
+from capsim.terminal import printable
 from simulator.engine.engine_flags import EngineFlags, FlagError
 from simulator.engine.simulation import simulate_level
 from simulator.engine.step_time import HostTime, StepTime
@@ -170,7 +171,8 @@ def _latency_name(name: str) -> str:
 
 def serve_line(server: Server, flags: EngineFlags) -> str:
     """How to start the server with `flags`; what the runs do not tell is left to vLLM."""
-    model = server.text("model") or "MODEL"
+    model = server.text("model")
+    model = model if model and printable(model) == model and "\n" not in model else "MODEL"  # it will be pasted
     parts = ["vllm serve", shlex.quote(model), f"--max-num-seqs {flags.max_num_seqs}"]
     parts.append(f"--max-num-batched-tokens {flags.max_num_batched_tokens}")
     parts.append(f"--max-model-len {flags.max_model_len}")

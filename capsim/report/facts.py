@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from capsim.curves import SOURCES, Family
+from capsim.doubts import too_few_samples, unsteady_levels
 from capsim.report.server import Server
 from simulator.profile import Profile
 from simulator.results.run import Run
@@ -88,6 +89,7 @@ def trust(runs: Sequence[Run], server: Server, found: Sequence[Family], names: M
         *_repeats(found),
         *_left_out(server, found),
         *_of_profile(server, runs),
+        *_doubts(found),
         *_notes(found),
     ]
 
@@ -136,6 +138,18 @@ def _errors(profile: Profile) -> Iterator[str]:
         if known:
             size, name, level = known[-1]
             yield f"Its error on {title}: median {known[len(known) // 2][0]:.1%}, largest {size:.1%} ({name}, {level})."
+
+
+def _doubts(found: Sequence[Family]) -> Iterator[str]:
+    """Of which part of a level its figures are, which percentiles are of too few requests, what has no steady state."""
+    yield "Figures are of whole levels, start and end included, as vllm bench serve counts them."
+    for family in found:
+        for curve in family.curves:
+            labels, summaries = [point.label for point in curve.points], [point.summary for point in curve.points]
+            loads = [point.level.workload for point in curve.points]
+            for sentence in (too_few_samples(labels, summaries), *unsteady_levels(labels, loads, summaries)):
+                if sentence:
+                    yield f"{curve.source.capitalize()}: {sentence.removesuffix('.')}."
 
 
 def _notes(found: Sequence[Family]) -> Iterator[str]:

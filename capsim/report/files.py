@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from capsim.figures.style import Drawing, as_png, as_svg
 from capsim.report.content import Report
 from capsim.report.page import as_page
 from capsim.report.tables import Cell, DataTable
+from capsim.terminal import printable
 
 FORMATS = ("html", "png", "svg", "csv", "md")
 
@@ -79,7 +81,7 @@ def as_markdown(report: Report, stem: str, picture: str | None) -> str:
     if conclusion.advice:
         lines.append(f"**What limits.** {_plain(conclusion.advice.limits)}")
         lines.append(f"**What to change next.** {_plain(conclusion.advice.change)}")
-        lines += [f"```sh\n{conclusion.advice.command}\n```"] if conclusion.advice.command else []
+        lines += [_code(conclusion.advice.command)] if conclusion.advice.command else []
     if picture:
         for name, drawing in _named(report):
             lines.append(f"![{_plain(drawing.title)}]({stem}-{name}.{picture})\n\n{_plain(drawing.caption)}")
@@ -103,6 +105,13 @@ def _markdown_table(table: DataTable) -> str:
     return "\n".join(lines)
 
 
+def _code(command: str) -> str:
+    """A command as a block, behind a fence that nothing in it can close."""
+    longest = max(map(len, re.findall("`+", command)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}sh\n{printable(command)}\n{fence}"
+
+
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
@@ -113,6 +122,6 @@ def _with_interval(cell: Cell) -> str:
 
 def _plain(text: str) -> str:
     """Text that Markdown and HTML take for nothing else."""
-    for sign in "\\`*_[]<>|#":
+    for sign in "\\`*_[]<>|#!$&~":
         text = text.replace(sign, f"\\{sign}")
-    return " ".join(text.split())
+    return " ".join(printable(text).split())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+from hashlib import sha256
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -9,6 +11,7 @@ from markupsafe import Markup
 
 from capsim.figures.style import COLOURS, Drawing, as_inline_svg
 from capsim.report.content import Report
+from capsim.terminal import printable
 
 HERE = Path(__file__).resolve().parent
 
@@ -18,13 +21,27 @@ def as_page(report: Report) -> str:
     environment = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,
+        finalize=_literal,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
     page = environment.get_template("page.html.j2")
-    return page.render(report=report, style=_own("page.css"), script=_own("page.js"), colours=COLOURS, svg=_inline)
+    script = _own("page.js")
+    return page.render(
+        report=report,
+        style=_own("page.css"),
+        script=script,
+        script_hash=base64.b64encode(sha256(f"\n{script}\n".encode()).digest()).decode(),
+        colours=COLOURS,
+        svg=_inline,
+    )
+
+
+def _literal(value: object) -> object:
+    """A text of the page that shows every character of it; what is markup of ours stays as it is."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _own(name: str) -> Markup:

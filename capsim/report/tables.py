@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from capsim.curves import Curve, Family, Point
-from capsim.tables import NOTHING
+from capsim.tables import DOUBT, NOTHING
 from capsim.tables import digits as figures
+from capsim.terminal import harmless_cell, printable
 from simulator.planning.operating_point import Numbers, OperatingPoint, highest_that_meets, slo_figures
 from simulator.planning.targets import missed_targets, targets_label
 
@@ -109,8 +110,7 @@ def _csv(cell: Cell) -> object:
         return "" if math.isnan(cell.value) else cell.value
     if cell.text == NOTHING:
         return ""
-    # a spreadsheet would take such a text for a formula
-    return f"'{cell.text}" if cell.text[:1] in ("=", "+", "-", "@") else cell.text
+    return harmless_cell(printable(cell.text))
 
 
 def level_table(found: Sequence[Family], pool: int | None, recommended: Point | None) -> DataTable:
@@ -122,6 +122,7 @@ def level_table(found: Sequence[Family], pool: int | None, recommended: Point | 
     head += [Column("sent"), Column("failed")]
     numbers = [Column(title, unit) for title, unit, _ in LEVEL_COLUMNS.values()]
     head += [*numbers[:4], Column("KV peak", "% of pool" if pool else "tokens"), Column("pre-empted"), *numbers[4:]]
+    head += [Column("state", is_number=False), Column("too few requests for", is_number=False)]
     rows: list[list[Cell]] = []
     marked: set[int] = set()
     for family in found:
@@ -146,14 +147,23 @@ def _level_row(point: Point, curve: Curve, with_lengths: bool, with_source: bool
     peak = summary.peak_kv_tokens * (100 / pool if pool else 1)
     preempted = math.nan if summary.preemptions is None else float(summary.preemptions)
     preemptions = Cell(NOTHING if math.isnan(preempted) else f"{preempted:,.0f}", preempted)
-    return [*row, *numbers[:4], Cell(figures(peak), peak), preemptions, *numbers[4:]]
+    doubts = [Cell(summary.state), Cell(_too_few(summary.too_few) or NOTHING)]
+    return [*row, *numbers[:4], Cell(figures(peak), peak), preemptions, *numbers[4:], *doubts]
+
+
+def _too_few(names: Sequence[str]) -> str:
+    """Percentiles that their samples do not bound, those of token gaps apart: ``p95 p99, p99 of ITL``."""
+    ranks = {name.partition("_")[0]: None for name in names if not name.endswith("_itl")}
+    gaps = [name.partition("_")[0] for name in names if name.endswith("_itl")]
+    return ", ".join(filter(None, [" ".join(ranks), f"{' '.join(gaps)} of ITL" if gaps else ""]))
 
 
 def _number(point: Point, name: str, factor: float) -> Cell:
     value = point.number(name) * factor
     low, high = (end * factor for end in point.interval(name))
-    known = name in WITH_INTERVAL and math.isfinite(low) and low < high
-    return Cell(figures(value), value, (low, high) if known else None)
+    known = name in WITH_INTERVAL and math.isfinite(low) and low < high and not math.isnan(value)
+    doubt = DOUBT if name in point.summary.too_few else ""
+    return Cell(figures(value) + doubt, value, (low, high) if known else None)
 
 
 def slo_look_up(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from capsim.cli import app
+from simulator.profile import Profile
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "capsim"))
+
+from hostile_run import SEEN, write_hostile
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -134,3 +141,44 @@ def test_it_prints(opened: Page, tmp_path: Path) -> None:
     opened.emulate_media(media="print", color_scheme="dark")
     assert opened.evaluate("getComputedStyle(document.body).color") == "rgb(31, 35, 41)"  # dark ink on white paper
     assert opened.locator("button[data-copy]:visible").count() == 0
+
+
+def test_hostile_names_run_nothing_and_are_shown_to_the_letter(
+    chromium: Browser, profile: Profile, tmp_path: Path
+) -> None:
+    """Every text that a server or a file can name holds markup, scripts and signs that turn text around."""
+    saved, known = write_hostile(tmp_path, profile)
+    page_file = tmp_path / "report.html"
+    command = ("report", saved, "--profile", known, "--slo", "p99_ttft:2000", "-o", page_file)
+    assert CliRunner().invoke(app, list(map(str, command))).exit_code == 0
+    page, alarms = chromium.new_page(), []
+    for event in ("dialog", "pageerror", "console"):
+        page.on(event, lambda what: alarms.append(str(what)))  # type: ignore[call-overload]
+    page.on("request", lambda asked: alarms.append(asked.url) if asked.url != page_file.as_uri() else None)
+    page.goto(page_file.as_uri())
+    page.locator("circle.value").last.hover()
+    assert page.locator("#tip").is_visible(), "the page's own script runs under its policy"
+    page.locator("th button").first.click()
+    assert page.title().startswith(SEEN[:40])
+    assert SEEN in page.locator("h1").inner_text()
+    assert page.locator("body").inner_text().count(SEEN) > 5
+    assert page.locator("img, iframe, a, form, object, [onerror], script:not(:last-of-type)").count() == 0
+    assert alarms == []
+
+
+def test_the_policy_of_the_page_stops_what_would_get_in_all_the_same(
+    chromium: Browser, report: str, tmp_path: Path
+) -> None:
+    page_file = tmp_path / "report.html"
+    text = Path(report.removeprefix("file://")).read_text(encoding="utf-8")
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        stranger.setblocking(False)
+        take = "document.title = 'taken'"
+        image = f'<img src="http://127.0.0.1:{stranger.getsockname()[1]}/x" onerror="{take}">'
+        page_file.write_text(text.replace("<main>", f"<main><script>{take}</script>{image}"), encoding="utf-8")
+        page = chromium.new_page()
+        page.goto(page_file.as_uri())
+        page.wait_for_timeout(300)
+        assert page.title() != "taken"
+        with pytest.raises(BlockingIOError):
+            stranger.accept()
