@@ -9,9 +9,11 @@ from typing import Any
 from calibration.dialect import Dialect, dialect_of
 from calibration.endpoint import Endpoint, EndpointError, headers
 from calibration.gpu import fetch
+from calibration.secrecy import keepable, shown_url
 from calibration.server_flags import Found, ServerFlags
 from capsim.findings import Finding, State
-from capsim.measuring import KnownServer, ServerOptions, ask_server
+from capsim.measuring import KnownServer, ask_server
+from capsim.measuring_options import ServerOptions
 from simulator.engine.engine_rules import version_note
 
 FLAGS = "Its engine flags"
@@ -31,11 +33,11 @@ OPTIONS = {
 DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1, or give its log with --server-log, or its flags as below"
 
 
-def offered(options: ServerOptions) -> list[Finding]:
-    """What the server of `options` offers. A server that cannot be measured is one broken finding."""
-    section = f"Server at {options.url}"
+def offered(url: str, options: ServerOptions) -> list[Finding]:
+    """What the server at `url` offers. A server that cannot be measured is one broken finding."""
+    section = f"Server at {shown_url(url)}"
     try:
-        server = ask_server(options)
+        server = ask_server(url, options)
         dialect = dialect_of(server.endpoint)
     except EndpointError as problem:
         return [Finding(section, "server", "broken", "cannot be measured", str(problem))]
@@ -132,6 +134,6 @@ def _served(endpoint: Endpoint) -> list[str]:
     text, _ = fetch(f"{endpoint.url}/v1/models", headers=headers(endpoint.api_key), insecure=endpoint.insecure)
     try:
         cards: Any = json.loads(text or "{}").get("data", [])
-        return [str(card["id"]) for card in cards]
+        return [str(keepable(card["id"], endpoint.api_key)) for card in cards]
     except (ValueError, TypeError, KeyError, AttributeError):
         return []

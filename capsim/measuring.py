@@ -1,16 +1,19 @@
-"""What the commands that measure share: the load, the server, and a measurement that can be interrupted and resumed."""
+"""What the commands that measure share: a server and what is known of it, and a measurement that can be resumed."""
 
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capsim.errors import CommandError
-from capsim.options import integers, reals, request_shapes
+from capsim.measuring_options import LoadOptions, ServerOptions
 from capsim.progress import sweep_progress
 
 if TYPE_CHECKING:
@@ -20,72 +23,7 @@ if TYPE_CHECKING:
     from calibration.server_log import ServerLog
     from calibration.sweep import NextLevel
     from calibration.sweep_plan import SweepPlan
-    from simulator.loads.workload import Workload
     from simulator.results.run import Run
-
-CLIENTS = "1,2,4,8,16"  # unless a load is given
-
-
-@dataclass(frozen=True)
-class LoadOptions:
-    """The levels of load as the command line states them, under the names of its options."""
-
-    concurrency: str | None = None
-    request_rate: str | None = None
-    burstiness: float = 1.0
-    input_len: int | None = None
-    output_len: int | None = None
-    range_ratio: float = 0.0
-    shapes: str | None = None
-    num_prompts: int | None = None
-    requests_per_client: int | None = None
-
-    @property
-    def is_given(self) -> bool:
-        return self.concurrency is not None or self.request_rate is not None
-
-    @property
-    def is_paced(self) -> bool:
-        """Whether the server's pace decides how many requests the levels get."""
-        return self.num_prompts is None and self.requests_per_client is None
-
-    def levels(self) -> list[Workload]:
-        """Closed loops first, then open ones; `CLIENTS` where neither is given."""
-        from simulator.loads.levels import LoadError, plan_levels
-
-        if self.requests_per_client is not None and self.request_rate is not None:
-            raise LoadError("--requests-per-client goes with --concurrency alone; give --num-prompts")
-        shapes = request_shapes(self.input_len, self.output_len, self.range_ratio, self.shapes)
-        concurrency = self.concurrency if self.is_given else CLIENTS
-        found: list[Workload] = []
-        if concurrency is not None:
-            found += plan_levels(
-                shapes,
-                concurrency=integers("--concurrency", concurrency),
-                num_prompts=self.num_prompts,
-                requests_per_client=self.requests_per_client,
-            )
-        if self.request_rate is not None:
-            found += plan_levels(
-                shapes,
-                request_rate=reals("--request-rate", self.request_rate),
-                burstiness=self.burstiness,
-                num_prompts=self.num_prompts,
-            )
-        return found
-
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """A server as the command line names it. `flags` are the engine flags that its owner states."""
-
-    url: str
-    model: str | None
-    api_key: str | None
-    insecure: bool
-    flags: Mapping[str, object]
-    server_log: Path | None = None
-    dcgm_url: str | None = None
 
 
 @dataclass(frozen=True)
@@ -113,8 +51,11 @@ class KnownServer:
         return {name: fact.value for name, fact in found.items() if fact.source in ("stated", "server", "log")}
 
 
-def ask_server(options: ServerOptions) -> KnownServer:
-    """Ask a server and its log what it is. Raises where it cannot be measured, or where flags contradict each other."""
+def ask_server(url: str, options: ServerOptions) -> KnownServer:
+    """Ask the server at `url` and its log what it is.
+
+    Raises where it cannot be measured, or where flags contradict each other.
+    """
     from calibration.discovery import server_info
     from calibration.endpoint import discover
     from calibration.gpu import read_gpus
@@ -122,7 +63,7 @@ def ask_server(options: ServerOptions) -> KnownServer:
     from simulator.flags.vllm_flags import parse_flags
 
     log = read_server_log(options.server_log) if options.server_log else None
-    endpoint = discover(options.url, model=options.model, api_key=options.api_key, insecure=options.insecure)
+    endpoint = discover(url, model=options.model, api_key=options.api_key, insecure=options.insecure)
     info, gpus = server_info(endpoint), read_gpus(endpoint.url, options.dcgm_url)
     stated = parse_flags(options.flags)
     kept = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size")
@@ -151,18 +92,37 @@ def measure(
     resume: bool = False,
     choose: NextLevel | None = None,
     budget: float | None = None,
+    resumed_with: Sequence[str] = (),
 ) -> Run:
     """Measure and keep the run in `folder`. An interrupt keeps the finished levels and says how to go on.
 
-    `choose` names further levels after the planned ones, for `budget` seconds in all.
+    `choose` names further levels after the planned ones, for `budget` seconds in all. `resumed_with` are options that
+    the command needs besides --resume.
     """
     from calibration.sweep import run_sweep
 
     try:
-        with sweep_progress(budget) as tell:
+        with _terminated_as_interrupted(), sweep_progress(budget) as tell:
             return run_sweep(server.endpoint, levels, folder, tell, facts=server.facts(), choose=choose, resume=resume)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(_kept(folder)) from None
+        raise KeyboardInterrupt(_kept(folder, resumed_with)) from None
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM, by which batch systems end a job, is an interrupt too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread has signals
+        return
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def from_files(paths: Sequence[Path], flags: Mapping[str, object], server_log: Path | None) -> tuple[Run, ServerFlags]:
@@ -190,7 +150,7 @@ def read_measured(paths: Sequence[Path]) -> Run:
     return load_run(paths[0]) if len(paths) == 1 and paths[0].is_dir() else import_files(paths)
 
 
-def _kept(folder: Path) -> str:
+def _kept(folder: Path, resumed_with: Sequence[str]) -> str:
     from simulator.results.run_files import RunFileError, load_run
 
     try:
@@ -200,7 +160,7 @@ def _kept(folder: Path) -> str:
     if not count:
         return "no level was finished yet"
     kept = f"{count} finished {'level is' if count == 1 else 'levels are'} kept in {folder}"
-    return f"{kept}; to go on: {_resuming(sys.argv[1:])}"
+    return f"{kept}; to go on: {_resuming([*sys.argv[1:], *resumed_with])}"
 
 
 def _resuming(arguments: Sequence[str]) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -12,13 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from capsim.completion import complete_gpu, complete_profile
+from capsim.terminal import echo
 
 if TYPE_CHECKING:
     from simulator.loads.workload import Shape
 
 Number = TypeVar("Number", int, float)
 
+MOST_SECONDS = 1e9  # of a time limit, before its unit
 INPUT_LEN, OUTPUT_LEN = 1024, 256  # tokens, unless given
+KEY_BYTES = 1 << 14  # of a file with a key; a long token has two thousand
 LOAD, OUTPUT, SERVER = "Load", "Output", "Server"
 ENGINE = "Engine flags, under vLLM's names"
 
@@ -175,11 +180,14 @@ ENGINE_SWITCHES = {
 }
 
 
+ENGINE_OPTIONS = {name: (option, None) for name, option in ENGINE_FLAGS.items()} | {
+    name: (option, False) for name, option in ENGINE_SWITCHES.items()
+}
+
+
 def with_engine_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options above; its parameter `flags` gets those that were set, by the option's name."""
-    options = {name: (option, None) for name, option in ENGINE_FLAGS.items()}
-    switches = {name: (option, False) for name, option in ENGINE_SWITCHES.items()}
-    return with_options(command, "flags", options | switches, _set_flags)
+    return with_options(command, "flags", ENGINE_OPTIONS, set_flags)
 
 
 def with_options(
@@ -199,7 +207,10 @@ def with_options(
 
     @functools.wraps(command)
     def with_them(**values: Any) -> None:
-        command(**{one.name: values[one.name] for one in kept}, **{parameter: read(values)})
+        command(
+            **{one.name: values[one.name] for one in kept},
+            **{parameter: read({name: values[name] for name in options})},
+        )
 
     # Typer reads the options from here
     with_them.__signature__ = inspect.Signature([*kept, *added])  # type: ignore[attr-defined]
@@ -207,7 +218,7 @@ def with_options(
     return with_them
 
 
-def _set_flags(values: Mapping[str, Any]) -> dict[str, Any]:
+def set_flags(values: Mapping[str, Any]) -> dict[str, Any]:
     """Those engine flags that were given, as ``--max-num-seqs``."""
     flags = {name: values[name] for name in ENGINE_FLAGS if values[name] is not None}
     for name in ENGINE_SWITCHES:
@@ -261,16 +272,24 @@ def _or(value: int | None, default: int) -> int:
 def seconds_of(option: str, text: str) -> float:
     """Seconds from ``300``, ``300s``, ``5m`` or ``1.5h``."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([smh]?)\s*", text)
-    if not found or not float(found[1]):
+    if not found or not 0 < float(found[1]) <= MOST_SECONDS:
         raise typer.BadParameter(f"{text!r} is not a time such as 5m or 300s", param_hint=option)
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 def read_key(file: Path | None) -> str | None:
-    """The API key in `file`, None without one."""
+    """The API key in `file`, None without one. Says on stderr where everyone on this machine can read it."""
     if file is None:
         return None
-    key = file.read_text(encoding="utf-8", errors="replace").strip()
+    with file.open("rb") as opened:
+        content, mode = opened.read(KEY_BYTES + 1), os.fstat(opened.fileno()).st_mode
+    if len(content) > KEY_BYTES:
+        raise typer.BadParameter(
+            f"{file} holds no key: it is larger than {KEY_BYTES} bytes", param_hint="--api-key-file"
+        )
+    key = content.decode(errors="replace").strip()
     if not key:
         raise typer.BadParameter(f"{file} is empty", param_hint="--api-key-file")
+    if os.name == "posix" and mode & stat.S_IROTH:
+        echo(f"Note: every user of this machine can read the key in {file}: chmod 600 {file}", err=True)
     return key

@@ -5,47 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from capsim.options import (
-    LOAD,
-    OUTPUT,
-    SERVER,
-    ApiKeyFile,
-    AsCsv,
-    AsJson,
-    Burstiness,
-    Concurrency,
-    DcgmUrl,
-    InputLen,
-    Insecure,
-    Model,
-    NumPrompts,
-    OutputLen,
-    RangeRatio,
-    RequestRate,
-    RequestsPerClient,
-    Resume,
-    ServerLog,
-    Shapes,
-    integers,
-    read_key,
-    seconds_of,
-    with_engine_flags,
-)
+from capsim.measuring_options import LoadOptions, ServerOptions, with_load, with_server
+from capsim.options import LOAD, OUTPUT, SERVER, AsCsv, AsJson, Resume, integers, seconds_of
 
 if TYPE_CHECKING:
     from calibration.server_flags import ServerFlags
-    from capsim.measuring import LoadOptions, ServerOptions
     from simulator.loads.workload import Workload
     from simulator.results.run import Run
 
 NO_TIME = "The budget left no time for a level that judges the fit: give more of it, or --hold-out 0."
 
 
-@with_engine_flags
+@with_server
+@with_load
 def calibrate(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="The profile to write, such as profile.yaml.")
@@ -65,11 +41,6 @@ def calibrate(
             help="A run measured before, or result files of another tool, instead of a server.",
         ),
     ] = None,
-    model: Model = None,
-    api_key_file: ApiKeyFile = None,
-    insecure: Insecure = False,
-    server_log: ServerLog = None,
-    dcgm_url: DcgmUrl = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the profile, else its file's.", rich_help_panel=OUTPUT)
     ] = None,
@@ -86,9 +57,6 @@ def calibrate(
             rich_help_panel=LOAD,
         ),
     ] = None,
-    concurrency: Concurrency = None,
-    request_rate: RequestRate = None,
-    burstiness: Burstiness = 1.0,
     hold_out: Annotated[
         str | None,
         typer.Option(metavar="N,...", help="Levels kept out of the fit; 0 for none.", rich_help_panel=LOAD),
@@ -99,15 +67,10 @@ def calibrate(
             "--no-repeat", help="Do not measure a level again at last, to know the noise.", rich_help_panel=LOAD
         ),
     ] = False,
-    input_len: InputLen = None,
-    output_len: OutputLen = None,
-    range_ratio: RangeRatio = 0.0,
-    shapes: Shapes = None,
-    num_prompts: NumPrompts = None,
-    requests_per_client: RequestsPerClient = None,
     as_json: AsJson = False,
     as_csv: AsCsv = False,
-    flags: dict[str, Any],
+    load: LoadOptions,
+    server: ServerOptions,
 ) -> None:
     """Measure a live server for a few minutes, fit its step times and write a profile.
 
@@ -117,7 +80,7 @@ def calibrate(
     """
     from calibration.fit import fit_profile
     from capsim.calibration_answer import CalibrationAnswer
-    from capsim.measuring import LoadOptions, ServerOptions, from_files
+    from capsim.measuring import from_files
     from capsim.output import Output
     from capsim.progress import status_line
 
@@ -126,30 +89,18 @@ def calibrate(
         raise typer.BadParameter(f"{output} cannot be written: it is a folder, or is in none", param_hint="--output")
     if (endpoint is None) == (not measured):
         raise typer.BadParameter("give either a server or what was measured", param_hint="--endpoint or --from")
-    load = LoadOptions(
-        concurrency,
-        request_rate,
-        burstiness,
-        input_len,
-        output_len,
-        range_ratio,
-        shapes,
-        num_prompts,
-        requests_per_client,
-    )
     if measured:
-        run, known = from_files(measured, flags, server_log)
+        run, known = from_files(measured, server.flags, server.server_log)
         kept_out = _kept_out([level.workload.concurrency or 1 for level in run.levels], hold_out)
     else:
         folder = run_dir or output.with_name(f"{output.stem}-run")
-        server = ServerOptions(endpoint or "", model, read_key(api_key_file), insecure, flags, server_log, dcgm_url)
         levels = load.levels()
         kept_out = _kept_out([level.concurrency for level in levels if level.concurrency], hold_out)
         if time_budget is None:
-            run, known = _measure(server, load, not no_repeat, folder, resume)
+            run, known = _measure(endpoint or "", server, load, not no_repeat, folder, resume)
         else:
             chosen = _choosing(load, levels, kept_out, not no_repeat, seconds_of("--time-budget", time_budget))
-            run, known = _measure_within(chosen, server, folder, resume)
+            run, known = _measure_within(chosen, endpoint or "", server, folder, resume)
     with status_line("fitting the step times"):
         profile = fit_profile(run, known.flags, hold_out=kept_out, name=name or output.stem)
     told = {"assumed": [*profile.assumed, *known.assumed, *known.inferred]}
@@ -161,12 +112,12 @@ def calibrate(
 
 
 def _measure(
-    options: ServerOptions, load: LoadOptions, repeat: bool, folder: Path, resume: bool
+    url: str, options: ServerOptions, load: LoadOptions, repeat: bool, folder: Path, resume: bool
 ) -> tuple[Run, ServerFlags]:
     """The planned levels; the run, and all that is known of the server's flags afterwards."""
     from capsim.measuring import ask_server, measure, plan
 
-    server = ask_server(options)
+    server = ask_server(url, options)
     run = measure(server, plan(server, load, probes=True, repeat=repeat), folder, resume=resume)
     return run, server.flags(run)
 
@@ -191,12 +142,14 @@ def _choosing(
     return _Choosing(levels, kept_out, repeat, budget)
 
 
-def _measure_within(chosen: _Choosing, options: ServerOptions, folder: Path, resume: bool) -> tuple[Run, ServerFlags]:
+def _measure_within(
+    chosen: _Choosing, url: str, options: ServerOptions, folder: Path, resume: bool
+) -> tuple[Run, ServerFlags]:
     """Levels that are chosen one after the other."""
     from calibration.next_level import LevelChooser, candidate_levels, hold_out_levels, start_plan
     from capsim.measuring import ask_server, measure
 
-    server = ask_server(options)
+    server = ask_server(url, options)
     longest = server.endpoint.max_model_len
     chooser = LevelChooser(
         server.flags().flags,

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from capsim.options import (
-    SERVER,
-    ApiKeyFile,
-    AsCsv,
-    AsJson,
-    DcgmUrl,
-    Insecure,
-    Model,
-    ServerLog,
-    read_key,
-    with_engine_flags,
-)
+from capsim.measuring_options import ServerOptions, with_server
+from capsim.options import SERVER, AsCsv, AsJson
 
 
-@with_engine_flags
+@with_server
 def doctor(
     *,
     endpoint: Annotated[
         str | None,
         typer.Option(metavar="URL", help="Look at this server too; a few short requests.", rich_help_panel=SERVER),
     ] = None,
-    model: Model = None,
-    api_key_file: ApiKeyFile = None,
-    insecure: Insecure = False,
-    server_log: ServerLog = None,
-    dcgm_url: DcgmUrl = None,
     as_json: AsJson = False,
     as_csv: AsCsv = False,
-    flags: dict[str, Any],
+    server: ServerOptions,
 ) -> None:
     """Look at this installation and at a server: what is there, what is missing, and what to do about it.
 
@@ -50,10 +35,8 @@ def doctor(
     findings = installed()
     if endpoint is not None:
         from capsim.endpoint_checkup import offered
-        from capsim.measuring import ServerOptions
 
-        key = read_key(api_key_file)
-        findings += offered(ServerOptions(endpoint, model, key, insecure, flags, server_log, dcgm_url))
+        findings += offered(endpoint, server)
     found = CheckUp(findings)
     output.tell(found)
     if found.broken:

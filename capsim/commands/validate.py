@@ -2,48 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from capsim.exit_codes import ExitCode
-from capsim.options import (
-    OUTPUT,
-    SERVER,
-    ApiKeyFile,
-    AsCsv,
-    AsJson,
-    Burstiness,
-    Concurrency,
-    DcgmUrl,
-    InputLen,
-    Insecure,
-    Model,
-    NumPrompts,
-    OutputLen,
-    ProfileName,
-    RangeRatio,
-    RequestRate,
-    RequestsPerClient,
-    Resume,
-    ServerLog,
-    Shapes,
-    read_key,
-    with_engine_flags,
-)
+from capsim.measuring_options import LoadOptions, ServerOptions, with_load, with_server
+from capsim.options import OUTPUT, SERVER, AsCsv, AsJson, ProfileName, Resume
+from capsim.terminal import echo
 
 if TYPE_CHECKING:
-    from capsim.measuring import KnownServer, LoadOptions
+    from capsim.measuring import KnownServer
     from capsim.output import Output
     from simulator.profile import Profile
     from simulator.results.run import Run
 
 
-@with_engine_flags
+@with_server
+@with_load
 def validate(
     files: Annotated[
         list[Path] | None,
@@ -70,23 +51,10 @@ def validate(
         ),
     ] = None,
     resume: Resume = False,
-    model: Model = None,
-    api_key_file: ApiKeyFile = None,
-    insecure: Insecure = False,
-    server_log: ServerLog = None,
-    dcgm_url: DcgmUrl = None,
-    concurrency: Concurrency = None,
-    request_rate: RequestRate = None,
-    burstiness: Burstiness = 1.0,
-    input_len: InputLen = None,
-    output_len: OutputLen = None,
-    range_ratio: RangeRatio = 0.0,
-    shapes: Shapes = None,
-    num_prompts: NumPrompts = None,
-    requests_per_client: RequestsPerClient = None,
     as_json: AsJson = False,
     as_csv: AsCsv = False,
-    flags: dict[str, Any],
+    load: LoadOptions,
+    server: ServerOptions,
 ) -> None:
     """Predict what was measured and print both, metric by metric, with signed errors.
 
@@ -95,7 +63,7 @@ def validate(
     away from it, 4 if the measurement was too disturbed to tell. Flags that the run states of its server win over the
     profile's, and those given here over both.
     """
-    from capsim.measuring import LoadOptions, ServerOptions, ask_server
+    from capsim.measuring import ask_server
     from capsim.output import Output
     from capsim.shipped import find_profile
 
@@ -103,25 +71,15 @@ def validate(
     _check_usage(files, endpoint, drift, output, resume)
     known = find_profile(profile)
     if endpoint is None:
-        _validate_files(files or [], known, flags, answer)
+        _validate_files(files or [], known, server.flags, answer)
         return
-    load = LoadOptions(
-        concurrency,
-        request_rate,
-        burstiness,
-        input_len,
-        output_len,
-        range_ratio,
-        shapes,
-        num_prompts,
-        requests_per_client,
-    )
-    server = ask_server(ServerOptions(endpoint, model, read_key(api_key_file), insecure, flags, server_log, dcgm_url))
+    asked = ask_server(endpoint, server)
     with _folder(output) as folder:
         if drift:
-            _check_drift(server, known, load, folder, resume, answer)
+            _check_drift(asked, known, load, folder, resume, answer)
         else:
-            _measure_and_validate(server, known, load, folder, resume, answer)
+            resumed_with = () if output is not None else ("--output", str(folder))
+            _measure_and_validate(asked, known, load, folder, resume, resumed_with, answer)
 
 
 def _check_usage(
@@ -139,15 +97,24 @@ def _check_usage(
 
 @contextmanager
 def _folder(output: Path | None) -> Iterator[Path]:
-    """Where the run is kept: for good if that was asked for."""
+    """Where the run is kept: for good if that was asked for, or if only a part of it could be measured."""
     if output is not None:
         yield output
         return
-    with TemporaryDirectory(prefix="capsim-") as place:
-        yield Path(place) / "run"
+    place = Path(mkdtemp(prefix="capsim-"))
+    folder = place / "run"
+    try:
+        yield folder
+    except BaseException as problem:
+        if isinstance(problem, typer.Exit) or not (folder / "levels").exists():
+            rmtree(place)
+        elif not isinstance(problem, KeyboardInterrupt):
+            echo(f"Note: what was measured is in {folder}; to go on add --output {folder} --resume", err=True)
+        raise
+    rmtree(place)
 
 
-def _validate_files(files: list[Path], profile: Profile, flags: dict[str, Any], output: Output) -> None:
+def _validate_files(files: list[Path], profile: Profile, flags: Mapping[str, object], output: Output) -> None:
     from calibration.imports import load_measured_or_stated, validate_stated
     from calibration.validate import flags_of
     from capsim.output import show_validation
@@ -164,14 +131,20 @@ def _validate_files(files: list[Path], profile: Profile, flags: dict[str, Any], 
 
 
 def _measure_and_validate(
-    server: KnownServer, profile: Profile, load: LoadOptions, folder: Path, resume: bool, output: Output
+    server: KnownServer,
+    profile: Profile,
+    load: LoadOptions,
+    folder: Path,
+    resume: bool,
+    resumed_with: Sequence[str],
+    output: Output,
 ) -> None:
     from capsim.errors import CommandError
     from capsim.measuring import measure, plan
 
     if not load.is_given:
         raise CommandError("give the load to measure, --concurrency or --request-rate; or --drift, which chooses one")
-    run = measure(server, plan(server, load, probes=False), folder, resume=resume)
+    run = measure(server, plan(server, load, probes=False), folder, resume=resume, resumed_with=resumed_with)
     _show(run, profile, dict(server.stated), output)
 
 
@@ -197,7 +170,7 @@ def _check_drift(
         raise typer.Exit(ExitCode.DRIFTED if drift.state == "drifted" else ExitCode.UNCLEAR)
 
 
-def _show(run: Run, profile: Profile, flags: dict[str, Any], output: Output) -> None:
+def _show(run: Run, profile: Profile, flags: Mapping[str, object], output: Output) -> None:
     from calibration.validate import flags_of
     from calibration.validate import validate as compare_with_prediction
     from capsim.output import show_validation
