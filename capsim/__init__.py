@@ -15,6 +15,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from simulator import __version__
+
 if TYPE_CHECKING:
     from calibration.fit import fit_profile
     from calibration.validate import validate
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
     from simulator.scenario import Scenario
     from simulator.steps.explanation import explain
     from simulator.steps.step_log import observe_level
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Alternative",

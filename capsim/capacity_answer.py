@@ -10,11 +10,15 @@ from rich.table import Table
 
 from capsim.tables import console, digits, plain_table
 from simulator.engine.engine_flags import EngineFlags
+from simulator.engine.fleet import Fleet
+from simulator.engine.saturation import held_rate
 from simulator.planning.capacity import MARGIN, Capacity, CapacitySearch
 from simulator.planning.operating_point import knee, slo_figures
 from simulator.planning.replications import Trial
 from simulator.planning.targets import targets_label
 from simulator.profile import Profile
+from simulator.results.backlog import in_terms_of
+from simulator.results.percentiles import requests_for, unbounded_percentiles
 from simulator.uncertainty import drawn_times
 
 
@@ -43,13 +47,24 @@ class CapacityAnswer:
         found, wanted = self.first, targets_label(self.first.targets)
         if found.best is None:
             lowest = found.tried[0]
-            return f"No level meets {wanted}: even {_label(lowest)} {_breaks(lowest)}."
+            return f"No level meets {wanted}: even {_label(lowest)} {self._breaks(lowest)}."
         if found.beyond is None:
             return (
                 f"{_label(found.best)} and every level below meets {wanted}. The engine runs about "
                 f"{found.ceilings.running} requests at once; more clients only wait."
             )
-        return f"{_label(found.best)} meets {wanted}; {_label(found.beyond)} {_breaks(found.beyond)}."
+        return f"{_label(found.best)} meets {wanted}; {_label(found.beyond)} {self._breaks(found.beyond)}."
+
+    def _breaks(self, trial: Trial) -> str:
+        """What a level that does not meet the targets does."""
+        if trial.verdict == "no steady state":
+            rate = held_rate(trial.load, self.flags, self.server.step_time, self.server.host_time, Fleet())
+            held = "" if rate is None else f", of which about {in_terms_of(trial.load, rate):.3g}/s are held"
+            growth = sum(trial.growth) / 2 if trial.growth else 0.0
+            return f"has no steady state: its backlog grows by {growth:.0%} of the arrivals{held}"
+        if trial.verdict == "undecided":
+            return f"could not be decided in {trial.replications} simulations ({', '.join(trial.missed) or 'backlog'})"
+        return f"misses {', '.join(trial.missed)}"
 
     def why(self) -> str | None:
         found = self.first
@@ -95,12 +110,22 @@ class CapacityAnswer:
         )
 
     def notes(self) -> list[str]:
-        """What a reader must know of the level that was found."""
+        """What lies outside the measured range at the level that was found."""
         best = self.first.best
         if best is None:
             return []
         peak = round(best.numbers["peak_concurrency"])
         return self.server.outside_range(best.load, self.flags, min(peak, self.flags.max_num_seqs))
+
+    def too_few(self) -> str | None:
+        """Which percentiles simulations of so few requests do not bound, as where ``--num-prompts`` asks for few."""
+        level = self.first.best or self.first.tried[0]
+        counted = round(level.numbers["completed"])
+        shown = {int(name[1:3]) for name in (*_FIGURES, *self.first.targets) if name[0] == "p"}
+        needed = [f"p{rank} needs {requests_for(rank)}" for rank in unbounded_percentiles(counted) if rank in shown]
+        if not needed:
+            return None
+        return f"{counted} requests of a simulation count, too few for its percentiles: {', '.join(needed)}"
 
     # --- for programs
 
@@ -119,6 +144,7 @@ class CapacityAnswer:
             "knee": None if self.knee is None else self.knee.value,
             "ceilings": asdict(self.first.ceilings),
             "notes": self.notes(),
+            "too_few": self.too_few(),
         }
 
     def rows(self) -> list[dict[str, object]]:
@@ -150,6 +176,8 @@ class CapacityAnswer:
         screen.print(f"Ceilings: {self.first.ceilings.sentence()}.", markup=False)
         for note in self.notes():
             screen.print(f"Note: outside the measured range: {note}", markup=False)
+        if few := self.too_few():
+            screen.print(f"Note: {few}.", markup=False)
 
     def _level_table(self, levels: Sequence[Trial]) -> Table:
         """The capacity and the level to fall back to, figure by figure."""
@@ -225,16 +253,6 @@ _FIGURES = {
 
 def _label(trial: Trial) -> str:
     return trial.load.label
-
-
-def _breaks(trial: Trial) -> str:
-    """What a level that does not meet the targets does."""
-    if trial.verdict == "no steady state":
-        grows = "" if trial.growth is None else f" by {sum(trial.growth) / 2:.0%} of the arrivals"
-        return f"has no steady state: its backlog grows{grows}"
-    if trial.verdict == "undecided":
-        return f"could not be decided in {trial.replications} simulations ({', '.join(trial.missed) or 'backlog'})"
-    return f"misses {', '.join(trial.missed)}"
 
 
 def _figure_title(name: str) -> str:

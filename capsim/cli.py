@@ -26,6 +26,7 @@ from capsim.commands.validate import validate
 from capsim.commands.what_if import what_if
 from capsim.errors import user_message
 from capsim.exit_codes import ExitCode
+from capsim.terminal import echo
 
 # What other load generators and vLLM's own parser call our options.
 SYNONYMS = {
@@ -108,7 +109,7 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        typer.echo(f"interrupted{': ' if interrupt.args else ''}{' '.join(map(str, interrupt.args))}", err=True)
+        echo(f"interrupted{': ' if interrupt.args else ''}{' '.join(map(str, interrupt.args))}", err=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     except (typer.Exit, typer.Abort, BrokenPipeError):
         raise
@@ -116,7 +117,7 @@ def one_line_errors() -> Iterator[None]:
         message = user_message(error)
         if message is None:
             raise
-        typer.echo(f"error: {message}", err=True)
+        echo(f"error: {message}", err=True)
         raise typer.Exit(getattr(error, "exit_code", ExitCode.FAILED)) from None
 
 
@@ -135,7 +136,7 @@ for _group, _commands in COMMANDS.items():
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"capsim {__version__}")
+        echo(f"capsim {__version__}")
         raise typer.Exit
 
 

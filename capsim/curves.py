@@ -17,7 +17,7 @@ import pandas as pd
 from simulator.loads.sessions import Sessions
 from simulator.loads.workload import ClosedLoop, Load, Workload
 from simulator.results.run import Level, Run
-from simulator.results.summary import Summary, summarize
+from simulator.results.summary import Summary, stated, summarize
 
 SOURCES = {"measured": "measured", "simulated": "predicted"}
 Kind = Literal["closed", "open", "burst"]
@@ -122,7 +122,7 @@ def families(runs: Sequence[Run]) -> list[Family]:
             by_value = found.setdefault(_kind(level.workload), {}).setdefault(SOURCES[run.source], {})
             by_value.setdefault(_value(level.workload), []).append(level)
     made = [
-        _family([Curve(source, _points(by_value)) for source, by_value in sources.items()])
+        _family([Curve(source, _points(by_value, source)) for source, by_value in sources.items()])
         for sources in found.values()
     ]
     return sorted(made, key=lambda family: (-len(family.values), [*KINDS].index(family.kind)))
@@ -134,17 +134,20 @@ def _family(curves: list[Curve]) -> Family:
     return Family(f"{KINDS[kind]}, {load.lengths_label} tokens in/out", kind, tuple(curves))
 
 
-def _points(by_value: dict[float, list[Level]]) -> tuple[Point, ...]:
-    return tuple(_point(value, levels) for value, levels in sorted(by_value.items()))
+def _points(by_value: dict[float, list[Level]], source: str) -> tuple[Point, ...]:
+    return tuple(_point(value, levels, source) for value, levels in sorted(by_value.items()))
 
 
-def _point(value: float, levels: list[Level]) -> Point:
+def _point(value: float, levels: list[Level], source: str) -> Point:
     level = _together(levels)
     done = level.completed
     decode = float((done["e2el"] - done["ttft"]).median()) if len(done) else math.nan
     repeats = tuple(summarize(one) for one in levels) if len(levels) > 1 else ()
+    summary = summarize(level)
+    if repeats:  # played one after the other they have a backlog that comes and goes
+        summary = replace(summary, state=repeats[0].state, held_rate=repeats[0].held_rate)
     label = f"N={value:g}" if _sending(level.workload) == "burst" else level.workload.label
-    return Point(value, label, level, summarize(level), decode, repeats)
+    return Point(value, label, level, stated(summary, source), decode, repeats)
 
 
 def _together(levels: list[Level]) -> Level:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from capsim.terminal import printable
+
 OURS = ("capsim", "calibration", "simulator")
+LONGEST = 400  # characters of a message: what it quotes may be a whole file
 
 
 class CommandError(Exception):
@@ -23,4 +26,9 @@ def user_message(error: Exception) -> str | None:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     else:
         return None
-    return " ".join(text.split())
+    return _shortened(printable(" ".join(text.split())))
+
+
+def _shortened(text: str) -> str:
+    """A message with the middle left out where it is very long: what is wrong comes first, what to do last."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 155]} ... {text[-150:]}"

@@ -11,8 +11,10 @@ from typing import Literal
 from rich.table import Table
 from rich.text import Text
 
+from capsim.doubts import unsteady_levels
 from capsim.replay import Replay
 from capsim.tables import NOTHING, console, milliseconds, plain_table
+from capsim.terminal import printable
 from simulator.results.run import Level
 from simulator.results.summary import summarize
 from simulator.steps.explanation import CAUSES, DECODE_PARTS, TAIL, TTFT_PARTS, Explanation
@@ -82,9 +84,11 @@ class ExplainAnswer:
         }
 
     def _level_content(self, played: ExplainedLevel) -> dict[str, object]:
-        found = played.explanation
+        found, summary = played.explanation, summarize(played.level)
         return {
             "level": played.label,
+            "state": summary.state,
+            "held_rate": summary.held_rate,
             "ttft": found.parts("ttft"),
             "ttft_slowest": found.parts("ttft", SLOWEST),
             "decode": found.parts("decode"),
@@ -116,6 +120,11 @@ class ExplainAnswer:
         screen = console()
         server = " on ".join(str(self.replay.server[name]) for name in ("model", "gpu") if self.replay.server.get(name))
         screen.print(f"{self.replay.title}: {server}", markup=False)
+        levels = [played.level for played in self.levels]
+        labels, summaries = [played.label for played in self.levels], [summarize(level) for level in levels]
+        screen.print("Figures are of whole levels, start and end included.")
+        for sentence in unsteady_levels(labels, [level.workload for level in levels], summaries):
+            screen.print(sentence, markup=False)
         tables = [
             self._parts_table("ttft", "Time to first token: mean, and shares of it, %", _TTFT_HEADERS),
             self._parts_table("decode", "From first to last token: mean, and shares of it, %", _DECODE_HEADERS),
@@ -129,7 +138,7 @@ class ExplainAnswer:
         screen.print(f"\nAt {self.last.label}:")
         points = Table.grid(padding=(0, 1, 0, 0))
         for sentence in sentences(self.last.explanation):
-            points.add_row("-", Text(sentence))
+            points.add_row("-", Text(printable(sentence)))
         screen.print(points)
         outside = dict.fromkeys((played.label, "; ".join(played.notes)) for played in self.levels if played.notes)
         if outside:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from capsim.tables import console, plain_table
+from capsim.terminal import printable
 
 # "unknown" is what a server does not tell and capsim must assume, "optional" what is not there and need not be
 State = Literal["ok", "unknown", "optional", "broken"]
@@ -50,13 +51,13 @@ class CheckUp:
             table.add_column("", overflow="fold")
             for one in self.findings:
                 if one.section == section:
-                    table.add_row(one.what, one.state, Text(one.value))
+                    table.add_row(one.what, one.state, Text(printable(one.value)))
             table.show_header = False
             screen.print(table)
             screen.print()
         remedies = Table("", "", title="What to do", title_justify="left", box=None, show_header=False, pad_edge=False)
         for one in self.findings:
             if one.remedy:
-                remedies.add_row(one.what, Text(one.remedy))
+                remedies.add_row(one.what, Text(printable(one.remedy)))
         if remedies.row_count:
             screen.print(remedies)

@@ -8,8 +8,9 @@ from rich.table import Table
 
 from capsim.tables import console, digits, plain_table
 from simulator.planning.optimize import Candidate, Found, Optimizer, Verdict
-from simulator.planning.targets import ERROR_RATE, targets_label
+from simulator.planning.targets import ERROR_RATE, STEADY_STATE, targets_label
 from simulator.profile import Profile
+from simulator.results.percentiles import requests_for, unbounded_percentiles
 
 SHOWN_REFUSALS = 3
 MOST_ROWS = 20
@@ -64,9 +65,14 @@ class OptimizeAnswer:
     def _closest(self) -> str:
         """The one that misses the targets by the least."""
         played = [one for one in self.found.candidates if one.figures]
-        if not played:
+        steady = [one for one in played if STEADY_STATE not in one.reason]
+        if played and not steady:
+            most = max(played, key=lambda one: one.numbers["request_throughput"])
+            held = digits(most.numbers["request_throughput"])
+            return f" None has a steady state; {most.configuration} holds the most, about {held} requests/s."
+        if not steady:
             return ""
-        closest = min(played, key=lambda one: max(one.figures[name] for name in self._timed()))
+        closest = min(steady, key=lambda one: max(one.figures[name] for name in self._timed()))
         seen = ", ".join(f"{name} {digits(closest.figures[name])} ms" for name in self._timed())
         return f" Closest: {closest.configuration} with {seen}."
 
@@ -95,6 +101,13 @@ class OptimizeAnswer:
         notes = [f"outside the measured range: {text}" for text in outside] + list(server.notes)
         if not (self.profile.fit or self.profile.hold_out or self.profile.noise):
             notes.append("the profile does not tell its errors; the confidence counts chance and coefficients alone")
+        counted = round(best.numbers["completed"])
+        ranks = {int(name[1:3]) for name in (*self.search.targets, self.found.latency) if name[0] == "p"}
+        notes += [
+            f"p{rank} needs {requests_for(rank)} requests, and {counted} of a simulation count"
+            for rank in unbounded_percentiles(counted)
+            if rank in ranks
+        ]
         return notes
 
     def _cost(self, one: Candidate) -> str:
@@ -168,7 +181,9 @@ class OptimizeAnswer:
             "reason": one.reason,
             "on_front": one in self.found.front,
         }
-        return row | {name: one.numbers.get(name) for name in dict.fromkeys((*KEPT, self.found.latency))}
+        grow = ("ttft", "e2el") if STEADY_STATE in one.reason else ()  # and only tell how long the simulation was
+        names = [name for name in dict.fromkeys((*KEPT, self.found.latency)) if not name.endswith(grow)]
+        return row | dict.fromkeys((*KEPT, self.found.latency)) | {name: one.numbers.get(name) for name in names}
 
     def rows(self) -> list[dict[str, object]]:
         """One for each configuration."""

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import typer
-
 from capsim.errors import CommandError
 from capsim.tables import (
     comparison_table,
@@ -22,8 +20,11 @@ from capsim.tables import (
     level_labels,
     throughput_table,
 )
+from capsim.terminal import echo, harmless_cell, printable_json
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from calibration.drift import Drift
     from calibration.validate import Validation
     from simulator.results.run import Run
@@ -46,11 +47,11 @@ class Output:
     def tell(self, answer: Answer) -> None:
         """Print the answer as it was asked for."""
         if self.as_json:
-            typer.echo(json_text(answer.content()))
+            echo(json_text(answer.content()))
         elif self.as_csv:
             import pandas as pd
 
-            typer.echo(pd.DataFrame(answer.rows()).to_csv(index=False), nl=False)
+            echo(csv_text(pd.DataFrame(answer.rows())), nl=False)
         else:
             answer.show()
 
@@ -78,24 +79,24 @@ def show_run(title: str, run: Run, output: Output) -> None:
     if output.save is not None:
         save_run(run, output.save, output.overwrite)
     if output.as_json:
-        typer.echo(_run_as_json(run, output.targets))
+        echo(_run_as_json(run, output.targets))
     elif output.as_csv:
         from simulator.results.summary import summary_table
 
-        typer.echo(summary_table(run).to_csv(index=False), nl=False)
+        echo(csv_text(summary_table(run)), nl=False)
     else:
         _print_run(title, run, output.targets)
         if output.save is not None:
-            typer.echo(f"saved in {output.save}")
+            echo(f"saved in {output.save}")
 
 
 def show_validation(validation: Validation, output: Output) -> None:
     """Print a measured run beside its prediction."""
     if output.as_json:
         rows = validation.table().to_dict("records")
-        typer.echo(json_text({"notes": validation.notes, "metrics": rows}))
+        echo(json_text({"notes": validation.notes, "metrics": rows}))
     elif output.as_csv:
-        typer.echo(validation.table().to_csv(index=False), nl=False)
+        echo(csv_text(validation.table()), nl=False)
     else:
         screen = console()
         for level in validation.levels:
@@ -121,11 +122,11 @@ def show_drift(drift: Drift, output: Output) -> None:
     ]
     if output.as_json:
         content = {"state": drift.state, "verdict": verdict(drift), "workload": drift.workload.describe()}
-        typer.echo(json_text({**content, "figures": rows, "notes": drift.notes}))
+        echo(json_text({**content, "figures": rows, "notes": drift.notes}))
     elif output.as_csv:
         import pandas as pd
 
-        typer.echo(pd.DataFrame(rows).to_csv(index=False), nl=False)
+        echo(csv_text(pd.DataFrame(rows)), nl=False)
     else:
         screen = console()
         screen.print(drift_table(drift))
@@ -135,11 +136,12 @@ def show_drift(drift: Drift, output: Output) -> None:
 
 
 def _print_run(title: str, run: Run, targets: Mapping[str, float]) -> None:
+    from capsim.doubts import stated_intervals, too_few_samples, unsteady_levels
     from simulator.planning.targets import missed_targets, targets_label
-    from simulator.results.summary import lengths_label, summarize
+    from simulator.results.summary import lengths_label, stated, summarize
 
     screen = console()
-    summaries = [summarize(level) for level in run.levels]
+    summaries = [stated(summarize(level), run.source) for level in run.levels]
     arrivals = [level.workload.label for level in run.levels]
     lengths = [lengths_label(level) for level in run.levels]
     labels = level_labels(arrivals, lengths, [bool(level.notes) for level in run.levels])
@@ -148,11 +150,15 @@ def _print_run(title: str, run: Run, targets: Mapping[str, float]) -> None:
     screen.print(throughput_table(labels, summaries, _kv_pool(run)))
     screen.print()
     screen.print(latency_table(labels, summaries))
-    if sentence := _few_requests(arrivals, [summary.completed for summary in summaries]):
-        screen.print(sentence, markup=False)
+    screen.print("Figures are of whole levels, start and end included.")
+    loads = [level.workload for level in run.levels]
+    for sentence in (too_few_samples(arrivals, summaries), *unsteady_levels(arrivals, loads, summaries)):
+        if sentence:
+            screen.print(sentence, markup=False)
     if any(level.intervals for level in run.levels):
+        what = "prediction" if run.source == "simulated" else "measurement"
         screen.print()
-        screen.print(interval_table(labels, run.levels, "prediction" if run.source == "simulated" else "measurement"))
+        screen.print(interval_table(labels, [*map(stated_intervals, run.levels, summaries)], what))
     if any(level.cached_tokens for level in run.levels):
         screen.print(f"\n{_cached(arrivals, run)}", markup=False)
     if any(level.replica_tokens for level in run.levels):
@@ -166,20 +172,6 @@ def _print_run(title: str, run: Run, targets: Mapping[str, float]) -> None:
         for label, level in zip(labels, run.levels, strict=True):
             if level.notes:
                 screen.print(f"  {label.removesuffix('*')}: {'; '.join(level.notes)}", markup=False)
-
-
-def _few_requests(arrivals: Sequence[str], completed: Sequence[int]) -> str:
-    """Which levels have too few requests for the percentiles of their latencies; empty for none."""
-    from simulator.results.resampling import requests_for, unbounded_percentiles
-
-    percentiles = unbounded_percentiles(min(completed, default=0))
-    if not percentiles or not completed:
-        return ""
-    needed = ", ".join(f"p{percentile} {requests_for(percentile)}" for percentile in percentiles)
-    few = dict.fromkeys(
-        f"{name} {count}" for name, count in zip(arrivals, completed, strict=True) if unbounded_percentiles(count)
-    )
-    return f"Percentiles of TTFT, TPOT and E2EL need more requests ({needed}) than: {', '.join(few)}"
 
 
 def _cached(arrivals: Sequence[str], run: Run) -> str:
@@ -220,16 +212,20 @@ def met_up_to(arrivals: Sequence[str], missed: Sequence[Sequence[str]]) -> str:
 
 
 def _run_as_json(run: Run, targets: Mapping[str, float]) -> str:
+    from capsim.doubts import stated_intervals
     from simulator.planning.targets import missed_targets
     from simulator.results.run_files import workload_to_json
-    from simulator.results.summary import summarize
+    from simulator.results.summary import stated, summarize
 
     levels = []
     for level in run.levels:
-        summary = summarize(level)
+        summary = stated(summarize(level), run.source)
         entry: dict[str, object] = {
             "workload": workload_to_json(level.workload),
             **summary.flat(),
+            "state": summary.state,
+            "held_rate": summary.held_rate,
+            "too_few": summary.too_few,
             "notes": level.notes,
         }
         if level.cached_tokens is not None:
@@ -237,18 +233,25 @@ def _run_as_json(run: Run, targets: Mapping[str, float]) -> str:
         if level.replica_tokens is not None:
             entry["replica_tokens"] = level.replica_tokens
         if level.intervals:
-            entry["intervals_90"] = level.intervals
+            entry["intervals_90"] = stated_intervals(level, summary)
         if targets:
             entry["missed_targets"] = missed_targets(summary, targets)
         levels.append(entry)
-    content: dict[str, object] = {"source": run.source, "server": run.server, "levels": levels}
+    content: dict[str, object] = {"source": run.source, "server": run.server, "counted": "whole levels"}
+    content["levels"] = levels
     if targets:
         content["targets_ms"] = dict(targets)
     return json_text(content)
 
 
 def json_text(content: object) -> str:
-    return json.dumps(_without_nan(content), indent=1, ensure_ascii=False)
+    return printable_json(json.dumps(_without_nan(content), indent=1, ensure_ascii=False))
+
+
+def csv_text(table: pd.DataFrame) -> str:
+    """A table as comma-separated values, whose texts no spreadsheet takes for formulas."""
+    texts = table.select_dtypes(exclude=["number", "bool"])
+    return table.assign(**{str(name): texts[name].map(harmless_cell) for name in texts}).to_csv(index=False)
 
 
 def _without_nan(content: object) -> object:

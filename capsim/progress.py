@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from capsim.tables import console
+from capsim.terminal import printable
 
 if TYPE_CHECKING:
     from calibration.sweep import SweepProgress
@@ -73,7 +74,7 @@ def status_line(first: str) -> Iterator[Tell]:
 
         def tell(text: str, /, share: float | None = None) -> None:
             nonlocal began, last
-            progress.update(task, description=text)
+            progress.update(task, description=printable(text))
             if share is None:
                 return
             if share < last:
@@ -133,7 +134,12 @@ def sweep_progress(budget: float | None = None) -> Iterator[Callable[[SweepProgr
     if not screen.is_terminal:
         yield _line_a_level(screen, budget)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(20),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
     with Progress(*columns, console=screen, transient=True) as progress:
         task = progress.add_task("asking the server", total=None, left="")
 
@@ -141,7 +147,7 @@ def sweep_progress(budget: float | None = None) -> Iterator[Callable[[SweepProgr
             load = _load(seen).rpartition(",")[0]  # the bar counts the requests
             progress.update(
                 task,
-                description=f"{_where(seen)}: {load}",
+                description=printable(f"{_where(seen)}: {load}"),
                 completed=seen.requests_done,
                 total=seen.requests,
                 left=_left(_remaining(seen, budget)),

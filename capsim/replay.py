@@ -14,7 +14,7 @@ from capsim.shipped import PROFILES, find_profile, find_scenario
 from capsim.tables import level_labels
 from simulator.engine.engine_flags import EngineFlags
 from simulator.engine.step_time import HostTime, StepTime
-from simulator.flags.vllm_flags import change_flags
+from simulator.flags.vllm_flags import change_flags, parse_flags
 from simulator.loads.workload import Load, OpenLoop
 from simulator.profile import Profile
 from simulator.results.run import Run
@@ -116,7 +116,7 @@ def _of_run(folder: str, profile_name: str | None, flags: Mapping[str, Any]) -> 
     if measured or "step_time" not in run.server:
         raise CommandError(f"{folder} does not say how long the engine's steps take; give --profile")
     stated = {field.name: run.server[field.name] for field in fields(EngineFlags) if field.name in run.server}
-    engine_flags = change_flags(EngineFlags(**stated), flags, None)  # type: ignore[arg-type]
+    engine_flags = change_flags(EngineFlags(**parse_flags(stated)), flags, None)
     step_time, host_time = _terms(run, "step_time", StepTime), _terms(run, "host_time", HostTime)
     notes = [level.notes for level in run.levels]
     return Replay(title, run.server, engine_flags, step_time, host_time, loads, _labels(loads), notes)

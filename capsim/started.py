@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import typer
-
+from capsim.terminal import echo
 from simulator.flags.serve_line import ServeLine
 from simulator.planning.alternative import BASELINE, Alternative, alternative
 from simulator.profile import Profile
@@ -25,5 +24,5 @@ def started(
         return Alternative(BASELINE, profile)
     server = alternative(profile, ServeLine.of(flags, gpu))
     for sentence in (*(f"assumed: {text}" for text in server.assumed), *server.notes):
-        typer.echo(f"Note: {sentence}", err=True)
+        echo(f"Note: {sentence}", err=True)
     return server

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from capsim.terminal import printable
 
 if TYPE_CHECKING:
     from calibration.drift import Drift
     from calibration.validate import Comparison, LevelValidation, Validation
     from simulator.profile import LevelErrors, Profile
-    from simulator.results.run import Level
     from simulator.results.summary import Summary
 
 WIDTH = 80
 NOTHING = "-"
+DOUBT = "?"  # after a percentile whose sample does not bound it
 
 THROUGHPUT = {
     "output_throughput": "output tok/s",
@@ -30,8 +33,17 @@ THROUGHPUT = {
 
 def console(stderr: bool = False) -> Console:
     """Where tables go; no colours and no more than 80 columns outside of a terminal."""
-    screen = Console(stderr=stderr, highlight=False, soft_wrap=False)
-    return screen if screen.is_terminal else Console(stderr=stderr, highlight=False, width=WIDTH, no_color=True)
+    screen = _Screen(stderr=stderr, highlight=False, markup=False, emoji=False)
+    if screen.is_terminal:
+        return screen
+    return _Screen(stderr=stderr, highlight=False, markup=False, emoji=False, width=WIDTH, no_color=True)
+
+
+class _Screen(Console):
+    """Takes every text as it stands: no markup, and nothing that a terminal would obey."""
+
+    def render_str(self, text: str, **look: Any) -> Text:
+        return super().render_str(printable(text), **look)
 
 
 def throughput_table(labels: Sequence[str], summaries: Sequence[Summary], kv_pool: int | None) -> Table:
@@ -58,27 +70,36 @@ def throughput_table(labels: Sequence[str], summaries: Sequence[Summary], kv_poo
 
 
 def latency_table(labels: Sequence[str], summaries: Sequence[Summary]) -> Table:
-    """Latencies in milliseconds, one row a level."""
+    """Latencies in milliseconds, one row a level; percentiles of too few samples have a `DOUBT`."""
     table = plain_table("Latency, ms")
+    if any(summary.too_few for summary in summaries):
+        table.padding = 0  # room for the marks
     table.add_column("\nlevel", overflow="fold")
     for latency, statistics in _LATENCY_COLUMNS.items():
         for number, statistic in enumerate(statistics):
             table.add_column(f"{latency.upper() if number == 0 else ''}\n{statistic}", justify="right", no_wrap=True)
     for label, summary in zip(labels, summaries, strict=True):
-        spreads = [(getattr(summary, latency), statistics) for latency, statistics in _LATENCY_COLUMNS.items()]
-        cells = [milliseconds(getattr(spread, name)) for spread, names in spreads for name in names]
-        table.add_row(label, *cells)
+        names = [
+            f"{statistic}_{latency}" for latency, statistics in _LATENCY_COLUMNS.items() for statistic in statistics
+        ]
+        table.add_row(label, *(latency_cell(summary, name) for name in names))
     return table
 
 
-def interval_table(labels: Sequence[str], levels: Sequence[Level], what: str) -> Table:
+def latency_cell(summary: Summary, name: str) -> str:
+    """A latency of a level in milliseconds, with a `DOUBT` where it is a percentile of too few samples."""
+    statistic, _, latency = name.partition("_")
+    return milliseconds(getattr(getattr(summary, latency), statistic)) + (DOUBT if name in summary.too_few else "")
+
+
+def interval_table(labels: Sequence[str], found: Sequence[Mapping[str, tuple[float, float]]], what: str) -> Table:
     """90 % intervals of what matters most, one row a level; `what` they are of."""
     table = plain_table(f"90 % intervals of the {what}; tok/s and ms")
     table.add_column("\nlevel", overflow="fold")
     for header in _INTERVAL_COLUMNS.values():
         table.add_column(header, justify="right", no_wrap=True)
-    for label, level in zip(labels, levels, strict=True):
-        table.add_row(label, *(_between(name, level.intervals.get(name)) for name in _INTERVAL_COLUMNS))
+    for label, intervals in zip(labels, found, strict=True):
+        table.add_row(label, *(_between(name, intervals.get(name)) for name in _INTERVAL_COLUMNS))
     return table
 
 

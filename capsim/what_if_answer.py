@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from rich.table import Table
 
 from capsim.output import met_up_to
-from capsim.tables import NOTHING, console, digits, metric_label, milliseconds, plain_table, share_of_pool, whole
+from capsim.tables import (
+    NOTHING,
+    console,
+    digits,
+    latency_cell,
+    metric_label,
+    milliseconds,
+    plain_table,
+    share_of_pool,
+    whole,
+)
 from simulator.planning.alternative import Alternative
-from simulator.planning.targets import ERROR_RATE, figures_of, missed_of, targets_label
+from simulator.planning.targets import ERROR_RATE, figures_of, missed_targets, targets_label
 from simulator.planning.what_if import METRICS, Change, Comparison, Outcome
 from simulator.results.summary import LATENCIES
 
@@ -74,6 +84,9 @@ class WhatIfAnswer:
                 "metric": name,
                 **asdict(change),
                 "is_clear": change.is_clear,
+                "baseline_state": comparison.baseline.summary.state,
+                "state": outcome.summary.state,
+                "too_few": name in comparison.baseline.summary.too_few or name in outcome.summary.too_few,
             }
             for comparison in self.found
             for outcome, changes in zip(comparison.alternatives, comparison.changes, strict=True)
@@ -101,6 +114,8 @@ class WhatIfAnswer:
             screen.print(self._throughput_table(outcomes))
             screen.print()
             screen.print(self._latency_table(outcomes))
+            for sentence in _doubts(comparison, ["baseline", *self.keys]):
+                screen.print(sentence, markup=False)
             for start in range(0, len(self.keys), ABREAST):
                 screen.print()
                 screen.print(self._change_table(comparison, range(start, min(start + ABREAST, len(self.keys)))))
@@ -179,7 +194,7 @@ class WhatIfAnswer:
                 table.add_column(header, justify="right", no_wrap=True)
         for key, outcome in zip(("baseline", *self.keys), outcomes, strict=True):
             names = [f"{statistic}_{latency}" for latency, statistics in columns for statistic in statistics]
-            table.add_row(key, *(milliseconds(outcome.number(name)) for name in names))
+            table.add_row(key, *(latency_cell(outcome.summary, name) for name in names))
         return table
 
     def _change_table(self, comparison: Comparison, places: range) -> Table:
@@ -197,12 +212,24 @@ class WhatIfAnswer:
         return table
 
 
+def _doubts(comparison: Comparison, keys: Sequence[str]) -> Iterator[str]:
+    """What to know of the servers' figures under one load."""
+    from capsim.doubts import too_few_samples, unsteady_levels
+
+    summaries = [outcome.summary for outcome in (comparison.baseline, *comparison.alternatives)]
+    yield "Figures are of the whole level, start and end included."
+    yield from filter(None, [too_few_samples(keys, summaries)])
+    yield from unsteady_levels(keys, [comparison.load] * len(keys), summaries)
+
+
 def _missed_with_figures(outcome: Outcome, targets: Mapping[str, float]) -> list[str]:
     """The targets that are missed, each with what is there instead."""
     found = figures_of(outcome.numbers)
     return [
-        f"{name} ({digits(found[name])}{'' if name == ERROR_RATE else ' ms'})" if not math.isnan(found[name]) else name
-        for name in missed_of(outcome.numbers, targets)
+        name
+        if math.isnan(found.get(name, math.nan))
+        else f"{name} ({digits(found[name])}{'' if name == ERROR_RATE else ' ms'})"
+        for name in missed_targets(outcome.summary, targets)
     ]
 
 
@@ -262,7 +289,10 @@ def _outcome_content(outcome: Outcome, targets: Mapping[str, float]) -> dict[str
         "name": outcome.server.name,
         **outcome.numbers,
         "intervals_90": outcome.intervals,
-        "missed_targets": missed_of(outcome.numbers, targets),
+        "state": outcome.summary.state,
+        "held_rate": outcome.summary.held_rate,
+        "too_few": outcome.summary.too_few,
+        "missed_targets": missed_targets(outcome.summary, targets),
         "limits": None if outcome.limits is None else {**asdict(outcome.limits), "name": outcome.limits.name},
         "ceilings": asdict(outcome.ceilings),
         "outside_measured_range": outcome.notes,

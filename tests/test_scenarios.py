@@ -66,7 +66,7 @@ def test_there_is_one_for_every_question() -> None:
 def test_runs_and_explains_itself(name: str) -> None:
     assert answer(name)
     text = (SCENARIOS / f"{name}.yaml").read_text()
-    header = text[: text.index("\nname:")]
+    header = text[: text.index("\nschema_version:")]
     assert all(line.startswith("#") for line in header.splitlines())
     assert "?" in header
     assert "What the result says:" in header
@@ -104,6 +104,7 @@ def test_a_small_step_token_budget_breaks_the_target_while_the_gpu_idles() -> No
     assert many[small]["p99_itl"] < many[middle]["p99_itl"] < 0.5 * many[large]["p99_itl"]
 
 
+@pytest.mark.slow
 def test_a_few_long_requests_take_the_place_of_many_clients_but_not_of_tokens() -> None:
     mixed = answer("short-and-long")["slos"][0]["at_level"]
     scenario, server = question("short-and-long")

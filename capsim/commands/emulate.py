@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from capsim.options import SERVER, ProfileName, with_engine_flags
+from capsim.terminal import echo
 
 if TYPE_CHECKING:
     from capsim.emulator.server import Twin
@@ -66,6 +67,7 @@ async def _serve(twin: Twin, host: str, port: int) -> None:
     import asyncio
     import signal
 
+    from calibration.gpu import is_this_machine
     from capsim.errors import CommandError
 
     async with twin:
@@ -75,7 +77,9 @@ async def _serve(twin: Twin, host: str, port: int) -> None:
             reason = (os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)).lower()
             raise CommandError(f"cannot listen at {host}:{port} ({reason}): give another --port or --host") from None
         hurry = f", {twin.speed:g} times faster than real time" if twin.speed != 1 else ""
-        typer.echo(f"{twin.model} is served at {url}{hurry}; Ctrl-C ends it")
+        echo(f"{twin.model} is served at {url}{hurry}; Ctrl-C ends it")
+        if not is_this_machine(host):
+            echo("Note: whoever reaches this address can use the twin, which asks for no key", err=True)
         serving = asyncio.ensure_future(twin.wait())
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):

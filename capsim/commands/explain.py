@@ -11,6 +11,7 @@ import typer
 
 from capsim.completion import complete_profile, complete_scenario
 from capsim.options import OUTPUT, AsCsv, AsJson, with_engine_flags
+from capsim.terminal import echo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +72,8 @@ def explain(
     from capsim.explain_answer import ExplainAnswer, ExplainedLevel
     from capsim.output import Output
     from capsim.replay import replay_of
+    from simulator.engine.fleet import Fleet
+    from simulator.engine.saturation import held_rate
     from simulator.steps.explanation import explain as divide
     from simulator.steps.step_log import observe_level
 
@@ -82,7 +85,9 @@ def explain(
     with _progress() as tell:
         for place in replay.places(level):
             tell(replay, place)
-            observed = observe_level(replay.loads[place], replay.flags, replay.step_time, replay.host_time)
+            server = replay.flags, replay.step_time, replay.host_time
+            observed = observe_level(replay.loads[place], *server)
+            observed.level.held_rate = held_rate(replay.loads[place], *server, Fleet())
             found, measured = divide(observed), replay.measured(place)
             if done:
                 done[-1] = done[-1].without_log()  # files are of the last level; the others' logs are large
@@ -95,7 +100,7 @@ def explain(
     output.tell(answer)
     for path in (trace, figure):
         if path is not None:
-            typer.echo(f"{done[-1].label} is in {path}", err=True)
+            echo(f"{done[-1].label} is in {path}", err=True)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from capsim.options import AsCsv, AsJson
+from capsim.terminal import echo
 
 if TYPE_CHECKING:
     from calibration.imports import StatedLevel
@@ -62,7 +63,7 @@ def _import_aggregates(files: list[Path], file_format: str | None, output: Outpu
     save_stated(levels, folder / FIGURES)
     _show(levels, output)
     if not (output.as_json or output.as_csv):
-        typer.echo(f"aggregates only, which can validate and not calibrate: saved in {folder / FIGURES}")
+        echo(f"aggregates only, which can validate and not calibrate: saved in {folder / FIGURES}")
 
 
 def _some_have_requests(files: list[Path], file_format: str | None) -> bool:
@@ -91,12 +92,12 @@ def _show(levels: list[StatedLevel], output: Output) -> None:
             }
             for level in levels
         ]
-        typer.echo(json_text({"source": "stated", "server": levels[0].server, "levels": rows}))
+        echo(json_text({"source": "stated", "server": levels[0].server, "levels": rows}))
     elif output.as_csv:
-        typer.echo("level,metric,value,uncertainty")
+        echo("level,metric,value,uncertainty")
         for level in levels:
             for figure in level.figures:
-                typer.echo(f"{level.workload.arrivals},{figure.metric},{figure.value!r},{figure.uncertainty:.4g}")
+                echo(f"{level.workload.arrivals},{figure.metric},{figure.value!r},{figure.uncertainty:.4g}")
     else:
         _show_tables(levels)
 

@@ -9,6 +9,7 @@ import typer
 
 from capsim.completion import complete_gpu, complete_model
 from capsim.options import ENGINE, AsCsv, AsJson
+from capsim.terminal import echo
 
 if TYPE_CHECKING:
     from simulator.hardware.kv_layout import KvPool
@@ -202,15 +203,15 @@ def _print_json(cases: list[Case], notes: list[str], tokens: int | None) -> None
         }
         for name, account, flags, pool in cases
     ]
-    typer.echo(json_text({"cases": shown, "notes": notes}))
+    echo(json_text({"cases": shown, "notes": notes}))
 
 
 def _print_csv(cases: list[Case], tokens: int | None) -> None:
-    typer.echo("case,quantity,value,origin")
+    echo("case,quantity,value,origin")
     for name, account, _, pool in cases:
         for line, size in (_bytes(account) | _pool_facts(account, pool, tokens)).items():
             origin = "estimated" if line in account.estimated else "measured" if line in LINES else "derived"
-            typer.echo(f"{name},{line},{'' if size is None else size},{origin}")
+            echo(f"{name},{line},{'' if size is None else size},{origin}")
 
 
 def _print_table(cases: list[Case], notes: list[str], tokens: int | None) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from capsim.completion import complete_profile
 from capsim.options import Overwrite
+from capsim.terminal import echo
 
 if TYPE_CHECKING:
     from simulator.profile import Profile
@@ -65,7 +66,7 @@ def report(
         found.append(_prediction(found[0], known))
     written = write_report(build_report(found, known, slos, names), output, wanted, overwrite)
     for path in written:
-        typer.echo(f"written: {path}")
+        echo(f"written: {path}")
 
 
 def _formats(text: str) -> list[str]:

@@ -8,6 +8,7 @@ import typer
 
 from capsim.completion import complete_scenario
 from capsim.options import AsCsv, AsJson, Intervals, Overwrite, SaveDir, with_engine_flags
+from capsim.terminal import echo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,13 +63,13 @@ def simulate(
         return
     answer = _capacity(scenario, servers) if searches else _comparison(scenario, servers, intervals)
     if not (as_json or as_csv):
-        typer.echo(f"{scenario.name}: {scenario.description}\n" if scenario.description else f"{scenario.name}\n")
+        echo(f"{scenario.name}: {scenario.description}\n" if scenario.description else f"{scenario.name}\n")
     output.tell(answer)
 
 
 def _list(output: Output) -> None:
     """The shipped scenarios, and what each is about."""
-    from capsim.output import json_text
+    from capsim.output import csv_text, json_text
     from capsim.shipped import SCENARIOS
     from capsim.tables import console, plain_table
     from simulator.scenario import Scenario
@@ -76,11 +77,11 @@ def _list(output: Output) -> None:
     found = [Scenario.read(path) for path in sorted(SCENARIOS.glob("*.yaml"))]
     rows = [{"name": scenario.name, "description": scenario.description} for scenario in found]
     if output.as_json:
-        typer.echo(json_text(rows))
+        echo(json_text(rows))
     elif output.as_csv:
         import pandas as pd
 
-        typer.echo(pd.DataFrame(rows).to_csv(index=False), nl=False)
+        echo(csv_text(pd.DataFrame(rows)), nl=False)
     else:
         table = plain_table("Scenarios")
         table.add_column("name", no_wrap=True)
@@ -88,7 +89,7 @@ def _list(output: Output) -> None:
         for row in rows:
             table.add_row(row["name"], row["description"])
         console().print(table)
-        typer.echo(f"\ncapsim simulate NAME runs one; the head of its file in {SCENARIOS} explains it.")
+        echo(f"\ncapsim simulate NAME runs one; the head of its file in {SCENARIOS} explains it.")
 
 
 def _show_curve(scenario: Scenario, server: Alternative, output: Output, intervals: bool) -> None:
@@ -98,7 +99,7 @@ def _show_curve(scenario: Scenario, server: Alternative, output: Output, interva
     run = predict_with_progress(server.profile, scenario.workloads(), server.flags, intervals, server.fleet)
     show_run(scenario.name, run, output)
     for sentence in [f"assumed: {text}" for text in server.assumed] + list(server.notes):
-        typer.echo(f"Note: {sentence}", err=True)
+        echo(f"Note: {sentence}", err=True)
 
 
 def _comparison(scenario: Scenario, servers: Sequence[Alternative], intervals: bool) -> WhatIfAnswer:

@@ -18,6 +18,7 @@ from capsim.options import (
     ProfileName,
     Targets,
 )
+from capsim.terminal import echo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from simulator.profile import Profile
 
 LEVELS = "8,32,128"  # clients
+MOST_BYTES = 1 << 20  # of a file of alternatives
 
 
 @with_load(LEVELS)
@@ -113,7 +115,7 @@ def what_if(
         draw_what_if(answer, figure)
     output.tell(answer)
     if figure is not None:
-        typer.echo(f"drawn in {figure}", err=True)
+        echo(f"drawn in {figure}", err=True)
 
 
 def _lines(texts: list[str], file: Path | None, option: str = "--alt") -> list[tuple[str, ServeLine]]:
@@ -129,9 +131,13 @@ def _lines(texts: list[str], file: Path | None, option: str = "--alt") -> list[t
             raise ServeLineError(f"{option}: {problem}") from None
         found.append((f"{option} {line.label}", line))
     if file is not None:
-        content = file.read_text(encoding="utf-8", errors="replace")
+        with file.open("rb") as opened:
+            content = opened.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise ServeLineError(f"{file}: larger than {MOST_BYTES >> 20} MiB; such a file is not read")
         try:
-            found += [(f"{file}, {line.label}", line) for line in read_lines(content)]
+            lines = read_lines(content.decode("utf-8", "replace"))
+            found += [(f"{file}, {line.label}", line) for line in lines]
         except FlagError as problem:
             raise ServeLineError(f"{file}, {problem}") from None
     if not found:

@@ -20,7 +20,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from capsim.terminal import printable
 
 COLOURS = {  # on a light ground and on a dark one
     "ink": ("#1f2329", "#e6e9ee"),
@@ -184,6 +187,7 @@ def as_png(drawing: Drawing) -> bytes:
     """The figure with its title, as a picture."""
     with styled(), _titled(drawing):
         FigureCanvasAgg(drawing.figure)
+        make_printable(drawing.figure)
         stream = io.BytesIO()
         drawing.figure.savefig(stream, format="png", dpi=PNG_DPI, metadata={"Software": None})
     return stream.getvalue()
@@ -214,11 +218,19 @@ def as_inline_svg(drawing: Drawing, name: str) -> str:
     for element in root.iter():
         _adapt(element, name, variables)
     root.set("role", "img")
-    root.set("aria-label", f"{drawing.title}. {drawing.caption}".strip())
+    root.set("aria-label", printable(f"{drawing.title}. {drawing.caption}".strip()))
     for x, y, tip in tips:
         circle = {"class": "value", "cx": f"{x:.1f}", "cy": f"{y:.1f}", "r": "9", "data-tip": tip}
         ET.SubElement(root, f"{{{_SVG}}}circle", circle)
     return ET.tostring(root, encoding="unicode")
+
+
+def make_printable(figure: Figure) -> None:
+    """Write out what no font has and no SVG may hold in the texts of a figure, which may come from a server."""
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        if (shown := printable(text.get_text())) != text.get_text():
+            text.set_text(shown)
 
 
 @contextmanager
@@ -236,6 +248,7 @@ def _titled(drawing: Drawing) -> Iterator[None]:
 def _svg(drawing: Drawing) -> str:
     stream = io.StringIO()
     FigureCanvasSVG(drawing.figure)
+    make_printable(drawing.figure)
     with mpl.rc_context({"svg.hashsalt": drawing.name}):
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         drawing.figure.savefig(stream, format="svg", metadata=nothing)
@@ -248,7 +261,7 @@ def _tips(drawing: Drawing) -> list[tuple[float, float, str]]:
     found = []
     for value in drawing.values:
         x, y = value.axes.transData.transform((value.x, value.y))
-        found.append((float(x), bottom - float(y), value.text))
+        found.append((float(x), bottom - float(y), printable(value.text)))
     return found
 
 

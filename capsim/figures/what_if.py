@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from capsim.figures.style import BLUE, GREEN, GROUND, INK, MUTED, ORANGE, PURPLE, log_ticks, styled
+from capsim.figures.style import BLUE, GREEN, GROUND, INK, MUTED, ORANGE, PURPLE, log_ticks, make_printable, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,6 +39,7 @@ def draw_what_if(answer: WhatIfAnswer, path: Path) -> None:
     """Write the figure; the same answer gives the same bytes."""
     with styled():
         figure = _drawn(answer)
+        make_printable(figure)
         with mpl.rc_context({"svg.hashsalt": "what-if"}):
             dated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {"Software": None}}
             figure.savefig(path, dpi=150, metadata=dated[path.suffix])

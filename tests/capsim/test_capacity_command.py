@@ -80,12 +80,14 @@ def test_where_more_clients_only_wait_it_says_so(profile_file: Path) -> None:
     assert "more clients only wait" in output
 
 
+@pytest.mark.slow
 def test_what_is_counted_is_said_and_so_is_what_counts_the_start(profile_file: Path) -> None:
     steady, whole = (capacity(profile_file, "--slo", "p99_ttft:200", *more) for more in ((), ("--whole-runs",)))
     assert "without the start burst and the end of a run; capsim capacity --whole-runs counts" in flat(steady)
     assert "Counted with the start burst and the end" in flat(whole)
 
 
+@pytest.mark.slow
 def test_draws_of_the_coefficients_say_how_sure_a_level_is() -> None:
     """The highest level of all is on the edge; the level to run at is not."""
     words = ("--slo", "p99_itl:100", "--input-len", 1024, "--output-len", 256)
@@ -102,6 +104,7 @@ def test_a_profile_that_states_no_uncertainty_tells_of_none(profile_file: Path) 
     assert "How sure" not in capacity(profile_file, "--slo", "p95_tpot:11").output
 
 
+@pytest.mark.slow
 def test_more_clients_fit_where_they_think(profile_file: Path) -> None:
     words = ("--slo", "p50_ttft:150", "--max-num-seqs", 2, "--whole-runs", "--num-prompts", 60, "--json")
     busy, calm = (

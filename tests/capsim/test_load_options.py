@@ -123,3 +123,32 @@ def test_what_makes_no_sense_is_told_in_one_line(
     assert (result.exit_code, result.stdout) == (code, "")
     assert len(result.stderr.splitlines()) == 1
     assert told in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--concurrency", "1000000000000"), "concurrency may be up to 10,000,000 clients"),
+        (("--num-prompts", "1000000000000"), "num_prompts may be up to 10,000,000 a level"),
+        (("--input-len", "1000000000"), "up to 10,000,000 tokens"),
+        (("--request-rate", "1e308"), "request rate must be 1e-06"),
+        (("--request-rate", "nan"), "request rate must be positive"),
+        (("--request-rate", "1", "--burstiness", "1e-300"), "burstiness must be positive"),
+        (("--request-rate", "1", "--duration", "1e400"), "longer than 1e"),
+        (("--shapes", "1/1:1e308"), "is not a shape"),
+        (("--think-time", "9" * 5000), "longer than 1e"),
+        (("--max-num-seqs", "9" * 5000), "has more than 18 digits"),
+        (("--seed", "-1"), "greater than or equal to 0"),
+        (("--sessions", "[" * 100_000), "write turns="),
+        (("--concurrency", "\udcff"), "is not a list of whole numbers"),
+    ],
+)
+def test_a_load_beyond_all_bounds_is_refused_in_a_short_line(
+    profile_file: Path, options: tuple[str, ...], told: str
+) -> None:
+    result = predict(profile_file, *options)
+    assert result.exit_code in (1, 2)
+    message = " ".join(result.output.split())
+    assert told in message
+    assert len(message) < 1000
+    assert isinstance(result.exception, SystemExit)

@@ -79,6 +79,7 @@ def test_programs_get_what_misses_which_target(scenario: Path) -> None:
     assert set(rows["alternative"]) == {"--max-num-seqs 4", "large"}
 
 
+@pytest.mark.slow
 def test_the_capacity_of_several_servers_is_compared(scenario: Path) -> None:
     changed(scenario, LEVELS, "capacity: clients")
     output = told(scenario)

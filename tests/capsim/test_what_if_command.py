@@ -144,6 +144,7 @@ def test_the_servers_log_tells_what_its_card_holds(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_predict_and_capacity_start_the_server_as_what_if_does() -> None:
     """A larger step takes memory from the pool, whoever asks."""
     flags = ("--max-num-batched-tokens", "8192", "--json")
@@ -214,3 +215,20 @@ def test_a_figure_is_drawn_and_the_same_each_time(profile_file: Path, tmp_path: 
 def test_what_goes_wrong_is_told_in_one_line(profile_file: Path, arguments: tuple[object, ...], told: str) -> None:
     message = " ".join(complaint(profile_file, *arguments).replace("│", " ").split())
     assert told in message
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"\0" * (2 << 20), "larger than 1 MiB; such a file is not read"),
+        (b"\xff\xfe-\0-\0", "begins neither flags nor a line"),
+        (b"--max-num-seqs 9" + b"9" * 5000, "has more than 18 digits"),
+        (b"\n" * 1000, "has none"),
+    ],
+)
+def test_a_file_of_no_alternatives_is_told(profile_file: Path, tmp_path: Path, content: bytes, told: str) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(content)
+    message = " ".join(complaint(profile_file, "--alt-file", path).replace("│", " ").split())
+    assert told in message
+    assert len(message) < 800
