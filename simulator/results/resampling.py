@@ -94,7 +94,8 @@ def _of_gaps(
         return {}
     requests, size = weights.shape[1], int(counts.sum())
     sums = np.bincount(request, gaps * counts, requests)
-    found = {"mean_itl": _interval(weights @ sums / (weights @ np.bincount(request, counts, requests)))}
+    with np.errstate(invalid="ignore"):  # a draw of requests without gaps tells nothing
+        found = {"mean_itl": _interval(weights @ sums / (weights @ np.bincount(request, counts, requests)))}
     grid = weighted_percentiles(gaps, counts, RANKS.tolist())
     place = request * len(grid) + np.searchsorted(grid, gaps).clip(max=len(grid) - 1)
     per_request = np.bincount(place, counts, requests * len(grid)).reshape(requests, len(grid))
