@@ -94,8 +94,9 @@ def _of_gaps(
         return {}
     requests, size = weights.shape[1], int(counts.sum())
     sums = np.bincount(request, gaps * counts, requests)
-    with np.errstate(invalid="ignore"):  # a draw of requests without gaps tells nothing
-        found = {"mean_itl": _interval(weights @ sums / (weights @ np.bincount(request, counts, requests)))}
+    tokens = weights @ np.bincount(request, counts, requests)
+    drawn = tokens > 0  # else a draw of requests without gaps, which tells nothing
+    found = {"mean_itl": _interval((weights @ sums)[drawn] / tokens[drawn])}
     grid = weighted_percentiles(gaps, counts, RANKS.tolist())
     place = request * len(grid) + np.searchsorted(grid, gaps).clip(max=len(grid) - 1)
     per_request = np.bincount(place, counts, requests * len(grid)).reshape(requests, len(grid))

@@ -95,6 +95,12 @@ def test_tokens_in_flight_are_weighed_by_time() -> None:
     assert summary.peak_kv_tokens == 32
 
 
+def test_a_gauge_over_next_to_no_time_is_the_mean_of_what_was_seen() -> None:
+    """Dividing an area by the smallest of numbers would overflow."""
+    rows = [(0.0, 2, 0, 10.0, 10.0), (9.0, 2, 0, 30.0, 30.0), (5e-324, 2, 0, 20.0, 20.0)]
+    assert summarize(level([request(0, 0, 2)], timeline=rows)).mean_active_tokens == 20
+
+
 def test_what_was_not_seen_is_not_made_up() -> None:
     summary = summarize(level([request(0, 0, 2, preemptions=-1)]))
     assert summary.preemptions is None
