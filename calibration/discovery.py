@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from calibration.endpoint import Endpoint, headers, one_line
+from calibration.endpoint import Endpoint, headers
+from calibration.foreign_text import one_line
 from calibration.gpu import GpuReading, fetch
 from calibration.secrecy import keepable
 from calibration.server_flags import Found, ServerFlags, endpoint_facts, resolve_flags, stated_flags, told

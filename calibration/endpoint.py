@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from calibration.foreign_text import one_line
 from calibration.metrics import MetricsSnapshot, parse_metrics
 from calibration.own_thread import answer_of
 from calibration.secrecy import keepable, shown_url, without_key
@@ -166,12 +167,6 @@ def http_error(url: str, status: int, body: str, api_key: str | None) -> Endpoin
     if status == 503:
         return EndpointError(f"{url} is not ready (HTTP 503): wait until the server has loaded its model")
     return EndpointError(f"{url} answers HTTP {status}{_quote(body, api_key)}: see the server's log")
-
-
-def one_line(text: str, most: int = 200) -> str:
-    """A server's words on one line that a terminal and a file can hold, cut after `most` characters."""
-    text = " ".join("".join(letter if letter.isprintable() else " " for letter in text[: 20 * most]).split())
-    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def server_message(body: str, api_key: str | None) -> str:

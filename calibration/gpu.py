@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from calibration.endpoint import one_line
+from calibration.foreign_text import one_line
 from calibration.metrics import Samples
 from calibration.own_thread import answer_of
 from calibration.secrecy import shown_url

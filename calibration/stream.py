@@ -13,7 +13,8 @@ from typing import Any
 
 import aiohttp
 
-from calibration.endpoint import one_line, server_message
+from calibration.endpoint import server_message
+from calibration.foreign_text import one_line
 from calibration.secrecy import shown_url
 from calibration.token_times import TokenTimes
 

@@ -43,13 +43,15 @@ class Comparison:
     """One metric of one level. Latencies are seconds, throughput is tokens a second.
 
     `noise` is the relative spread of the metric over repeats of the level or, where it was measured once, over those of
-    the calibration; None where nothing was repeated.
+    the calibration; None where nothing was repeated. `too_few` says that it is a percentile of too few measured or
+    predicted samples.
     """
 
     metric: str
     measured: float
     predicted: float
     noise: float | None = None
+    too_few: bool = False
 
     @property
     def error(self) -> float:
@@ -88,6 +90,7 @@ class Validation:
                 "predicted": metric.predicted,
                 "error": metric.error,
                 "noise": math.nan if metric.noise is None else metric.noise,
+                "too_few": metric.too_few,
             }
             for level in self.levels
             for metric in level.metrics.values()
@@ -148,8 +151,13 @@ def flags_of(measured: Run, flags: EngineFlags) -> EngineFlags:
 
 
 def _comparisons(measured: Level, predicted: Level, noise: Mapping[str, float]) -> dict[str, Comparison]:
-    ours, theirs = summarize(measured).flat(), summarize(predicted).flat()
-    return {name: Comparison(name, _number(ours[name]), _number(theirs[name]), noise.get(name)) for name in METRICS}
+    summaries = summarize(measured), summarize(predicted)
+    ours, theirs = (summary.flat() for summary in summaries)
+    too_few = {name for summary in summaries for name in summary.too_few}
+    return {
+        name: Comparison(name, _number(ours[name]), _number(theirs[name]), noise.get(name), name in too_few)
+        for name in METRICS
+    }
 
 
 def _noise(levels: Sequence[Level]) -> dict[Load, dict[str, float]]:

@@ -10,15 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from capsim.options import (
+    LEVEL_OPTIONS,
     LOAD,
-    Burstiness,
-    Concurrency,
-    InputLen,
-    OutputLen,
-    RangeRatio,
-    RequestRate,
     Seed,
-    Shapes,
     integers,
     reals,
     request_shapes,
@@ -100,13 +94,7 @@ NumPrompts = Annotated[
 
 # with their defaults, for `with_load`
 LOAD_OPTIONS: dict[str, tuple[Any, Any]] = {
-    "concurrency": (Concurrency, None),
-    "request_rate": (RequestRate, None),
-    "burstiness": (Burstiness, 1.0),
-    "input_len": (InputLen, None),
-    "output_len": (OutputLen, None),
-    "range_ratio": (RangeRatio, 0.0),
-    "shapes": (Shapes, None),
+    **LEVEL_OPTIONS,
     "sessions": (SessionsText, None),
     "trace": (TraceFile, None),
     "trace_format": (TraceFormat, None),

@@ -9,20 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from capsim.options import (
     ENGINE_OPTIONS,
+    LEVEL_OPTIONS,
     ApiKeyFile,
-    Burstiness,
-    Concurrency,
     DcgmUrl,
-    InputLen,
     Insecure,
     Model,
     NumPrompts,
-    OutputLen,
-    RangeRatio,
-    RequestRate,
     RequestsPerClient,
     ServerLog,
-    Shapes,
     integers,
     read_key,
     reals,
@@ -101,13 +95,7 @@ class ServerOptions:
 def with_load(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of the load to measure; its parameter `load` is a `LoadOptions`."""
     options: dict[str, tuple[Any, Any]] = {
-        "concurrency": (Concurrency, None),
-        "request_rate": (RequestRate, None),
-        "burstiness": (Burstiness, 1.0),
-        "input_len": (InputLen, None),
-        "output_len": (OutputLen, None),
-        "range_ratio": (RangeRatio, 0.0),
-        "shapes": (Shapes, None),
+        **LEVEL_OPTIONS,
         "num_prompts": (NumPrompts, None),
         "requests_per_client": (RequestsPerClient, None),
     }

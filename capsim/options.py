@@ -100,6 +100,16 @@ RequestsPerClient = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Closed loop: requests for each client.", rich_help_panel=LOAD),
 ]
+# What every command takes that makes levels, each option with its default.
+LEVEL_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "concurrency": (Concurrency, None),
+    "request_rate": (RequestRate, None),
+    "burstiness": (Burstiness, 1.0),
+    "input_len": (InputLen, None),
+    "output_len": (OutputLen, None),
+    "range_ratio": (RangeRatio, 0.0),
+    "shapes": (Shapes, None),
+}
 SaveDir = Annotated[
     Path | None, typer.Option("--save", metavar="DIR", help="Save the run, all tables, here.", rich_help_panel=OUTPUT)
 ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from capsim.errors import CommandError
 from capsim.tables import (
+    DOUBT,
     comparison_table,
     console,
     drift_table,
@@ -108,6 +109,8 @@ def show_validation(validation: Validation, output: Output) -> None:
         screen.print(error_table(labels, validation))
         screen.print("Errors are (predicted - measured) / measured; noise is the spread between repeats of a level,")
         screen.print("here or in the calibration.")
+        if any(metric.too_few for level in validation.levels for metric in level.metrics.values()):
+            screen.print(f"{DOUBT} is a percentile of too few samples, measured or predicted.")
         for note in validation.notes:
             screen.print(f"Note: {note}", markup=False)
 

@@ -133,7 +133,8 @@ def comparison_table(level: LevelValidation) -> Table:
         table.add_column(header, justify="right", no_wrap=True)
     for metric in level.metrics.values():
         noise = NOTHING if metric.noise is None else percent(metric.noise, sign=False)
-        table.add_row(metric_label(metric.metric), *_both(metric), percent(metric.error), noise)
+        doubt = DOUBT if metric.too_few else ""
+        table.add_row(metric_label(metric.metric), *_both(metric), f"{percent(metric.error)}{doubt}", noise)
     return table
 
 

@@ -11,15 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from calibration.imports import aiperf, guidellm, inference_perf, llmd_report, sglang, vllm_bench
-from calibration.imports.source import (
-    Format,
-    ImplausibleError,
-    ImportFileError,
-    NoRequestsError,
-    Source,
-    read_source,
-    shown,
-)
+from calibration.imports.format import Format
+from calibration.imports.source import ImplausibleError, ImportFileError, NoRequestsError, Source, read_source, shown
 from calibration.imports.stated import FIGURES, StatedLevel, is_stated, load_stated, save_stated, validate_stated
 from calibration.trial import Figure
 from simulator.results.run import Run

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from calibration.foreign_text import one_line
 from calibration.imports.aiperf_server import read_server_metrics
+from calibration.imports.format import Format
 from calibration.imports.records import NAN, Record, level_from_records
-from calibration.imports.source import Fields, Format, ImportFileError, Source, iso_time, one_line, shown
+from calibration.imports.source import Fields, ImportFileError, Source, iso_time, shown
 from calibration.imports.stated import StatedLevel, Statistics, figures_of, stated_shape, statistics_in
 from calibration.secrecy import shown_url
 from simulator.loads.workload import ClosedLoop, OpenLoop, Workload

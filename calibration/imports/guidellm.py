@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+from calibration.imports.format import Format
 from calibration.imports.records import NAN, Record, level_from_records
-from calibration.imports.source import Fields, Format, ImportFileError, NoRequestsError, Source, iso_time, shown
+from calibration.imports.source import Fields, ImportFileError, NoRequestsError, Source, iso_time, shown
 from calibration.imports.stated import StatedLevel, Statistics, figures_of, stated_shape
 from calibration.secrecy import shown_url
 from simulator.loads.workload import ClosedLoop, OpenLoop, Workload

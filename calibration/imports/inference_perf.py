@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from calibration.imports.format import Format
 from calibration.imports.lengths import length_of
 from calibration.imports.records import NAN, Record, level_from_records
-from calibration.imports.source import Fields, Format, ImportFileError, Source, shown
+from calibration.imports.source import Fields, ImportFileError, Source, shown
 from calibration.imports.stated import StatedLevel, Statistics, figures_of, statistics_in
 from calibration.secrecy import shown_url
 from simulator.loads.workload import ClosedLoop, OpenLoop, Shape, Workload

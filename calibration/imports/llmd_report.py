@@ -12,8 +12,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from calibration.foreign_text import one_line
+from calibration.imports.format import Format
 from calibration.imports.inference_perf import stage_arrivals
-from calibration.imports.source import Fields, Format, ImportFileError, Source, one_line, shown, size_in
+from calibration.imports.source import Fields, ImportFileError, Source, shown, size_in
 from calibration.imports.stated import StatedLevel, Statistics, figures_of, stated_shape, statistics_in
 from simulator.loads.workload import ClosedLoop, OpenLoop, Workload
 

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from calibration.foreign_text import one_line
 from calibration.imports.lengths import shapes_of
-from calibration.imports.source import ImplausibleError, one_line
+from calibration.imports.source import ImplausibleError
 from simulator.loads.bounds import LEAST_BURSTINESS, MOST_RATE
 from simulator.loads.workload import ClosedLoop, OpenLoop, Workload
 from simulator.results.run import GAP_COLUMNS, REQUEST_COLUMNS, TIMELINE_COLUMNS, TOKEN_COLUMNS, Level

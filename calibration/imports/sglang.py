@@ -10,9 +10,10 @@ import math
 
 import numpy as np
 
+from calibration.imports.format import Format
 from calibration.imports.lengths import length_of
 from calibration.imports.records import NAN, Record, level_from_records, sent_in_closed_loop
-from calibration.imports.source import GREATEST, Fields, Format, NoRequestsError, Source
+from calibration.imports.source import GREATEST, Fields, NoRequestsError, Source
 from calibration.imports.stated import StatedLevel, figures_of, statistics_in
 from simulator.loads.workload import ClosedLoop, OpenLoop, Shape, Workload
 from simulator.results.run import Level, Run

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from calibration.foreign_text import one_line
 from simulator.loads.bounds import LEAST_BURSTINESS, LEAST_RATE, MOST_RATE, MOST_TOKENS
 
 if TYPE_CHECKING:
-    from calibration.imports.stated import StatedLevel
-    from simulator.results.run import Run
+    pass
 
 LARGEST = 512 << 20  # bytes
 LARGEST_YAML = 8 << 20  # bytes; reports are small, and reading YAML takes a minute for this much
@@ -26,7 +26,6 @@ MOST_MEMORY = 2 << 30  # bytes that the values of a file may take
 MOST_SHARED = 1_000_000  # values of a YAML file with every alias written out
 MOST = MOST_TOKENS  # of a request, and requests of a level: more is a slip
 GREATEST = 1e19  # of any number; nanoseconds since 1970 are 2e18
-LONGEST = 200  # characters of a text that is kept
 
 
 class ImportFileError(ValueError):
@@ -69,25 +68,6 @@ class Source:
             return None
         objects = read_source(path).objects()
         return objects[0] if objects else None
-
-
-@dataclass(frozen=True)
-class Format:
-    """A tool's result files.
-
-    Attributes
-        name: what ``--format`` calls it
-        tool: the tool and the file, in words
-        recognises: whether a file is one, by its content
-        requests: reads levels with a row for every request; None where such files never have them
-        stated: reads what the file states of its levels without their requests
-    """
-
-    name: str
-    tool: str
-    recognises: Callable[[Source], bool]
-    requests: Callable[[Source], Run] | None
-    stated: Callable[[Source], list[StatedLevel]] | None
 
 
 @dataclass(frozen=True)
@@ -214,15 +194,6 @@ class Fields:
         if value != int(value) or value > MOST:
             raise self.problem(name, f"must be a whole number up to {MOST:,}, got {value:g}")
         return int(value)
-
-
-def one_line(text: str, most: int = LONGEST) -> str:
-    """A text of a file on one line that any terminal and file can hold, cut after `most` characters."""
-    text = text[: 20 * most]
-    if not text.isprintable():
-        text = "".join(letter if letter.isprintable() else " " for letter in text)
-    text = " ".join(text.split())
-    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def shown(value: object) -> str:

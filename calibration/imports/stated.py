@@ -15,8 +15,9 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
+from calibration.foreign_text import one_line
 from calibration.imports.lengths import length_of
-from calibration.imports.source import GREATEST, Fields, ImplausibleError, ImportFileError, one_line, read_source, shown
+from calibration.imports.source import GREATEST, Fields, ImplausibleError, ImportFileError, read_source, shown
 from calibration.trial import Figure, figure_of
 from calibration.validate import Comparison, LevelValidation, Validation
 from simulator.engine.engine_flags import EngineFlags

@@ -13,9 +13,11 @@ from datetime import datetime
 
 import numpy as np
 
+from calibration.foreign_text import one_line
+from calibration.imports.format import Format
 from calibration.imports.lengths import length_of
 from calibration.imports.records import NAN, Record, level_from_records
-from calibration.imports.source import Fields, Format, NoRequestsError, Source, one_line, size_in
+from calibration.imports.source import Fields, NoRequestsError, Source, size_in
 from calibration.imports.stated import StatedLevel, Statistics, figures_of, statistics_in
 from simulator.loads.workload import ClosedLoop, OpenLoop, Shape, Workload
 from simulator.results.run import Level, Run

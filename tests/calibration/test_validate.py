@@ -55,7 +55,7 @@ def test_repeats_of_a_level_give_its_noise(profile: Profile) -> None:
 def test_the_table_has_a_row_for_each_metric_of_each_level(profile: Profile) -> None:
     table = validate(measured(profile, 1, 4), profile).table()
     assert len(table) == 2 * len(METRICS)
-    assert list(table.columns) == ["level", "workload", "metric", "measured", "predicted", "error", "noise"]
+    assert list(table.columns) == ["level", "workload", "metric", "measured", "predicted", "error", "noise", "too_few"]
 
 
 def test_the_flags_of_the_measured_server_are_used_and_named(profile: Profile) -> None:
@@ -91,3 +91,10 @@ def test_what_was_not_measured_has_no_error(profile: Profile) -> None:
 def test_only_runs_of_the_same_load_are_compared(profile: Profile) -> None:
     with pytest.raises(ValueError, match="not of the same levels"):
         compare(measured(profile, 1), measured(profile, 2))
+
+
+def test_percentiles_of_too_few_samples_are_marked(profile: Profile) -> None:
+    """Of 24 requests: p90 takes 29, p50 no more than 5."""
+    metrics = validate(measured(profile, 4), profile).levels[0].metrics
+    assert all(metrics[name].too_few for name in ("p90_ttft", "p99_ttft", "p99_e2el"))
+    assert not any(metrics[name].too_few for name in ("p50_ttft", "output_throughput", "p90_itl"))
