@@ -62,7 +62,10 @@ def test_there_is_one_for_every_question() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", NAMES)
+LONG = ("short-and-long", "which-gpu")  # to simulate, some seconds each
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in NAMES])
 def test_runs_and_explains_itself(name: str) -> None:
     assert answer(name)
     text = (SCENARIOS / f"{name}.yaml").read_text()

@@ -41,6 +41,7 @@ def profile(with_burst: bool = True) -> Profile:
     return fit_profile(run(with_burst), FLAGS, hold_out=[1, 4])
 
 
+@pytest.mark.slow
 def test_known_coefficients_are_recovered_within_their_intervals() -> None:
     terms = profile().coefficients.step_time | profile().coefficients.host_time
     truth = asdict(TRUTH) | asdict(HOST)
@@ -65,6 +66,7 @@ def test_the_percentiles_tell_the_split_of_a_requests_host_time() -> None:
     assert profile().assumed == []
 
 
+@pytest.mark.slow
 def test_a_split_that_no_level_tells_is_assumed_and_says_so() -> None:
     assumed = profile(with_burst=False)
     assert assumed.coefficients.host_time["per_request_serial"].origin == "assumed"

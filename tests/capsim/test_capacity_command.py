@@ -56,6 +56,7 @@ def test_csv_has_a_row_for_every_level_tried(profile_file: Path) -> None:
     assert table.loc[table["verdict"] == "meets", "p95_tpot"].max() <= 0.011
 
 
+@pytest.mark.slow
 def test_a_rate_without_a_steady_state_has_no_percentiles(profile_file: Path) -> None:
     result = capacity(
         profile_file, "--slo", "error_rate:0", "--by", "rate", "--output-len", 2, "--num-prompts", 200, "--csv"
@@ -65,6 +66,7 @@ def test_a_rate_without_a_steady_state_has_no_percentiles(profile_file: Path) ->
     assert table.loc[["meets"], "p99_ttft"].notna().all()
 
 
+@pytest.mark.slow
 def test_flags_change_the_answer(profile_file: Path) -> None:
     few, many = (
         json.loads(capacity(profile_file, "--slo", "p95_ttft:100", "--max-num-seqs", slots, "--json").stdout)

@@ -57,6 +57,7 @@ def check_sums(observed: ObservedLevel, found: Explanation) -> None:
     assert np.abs(columns["end"] - columns["start"] - sum(columns[part] for part in PARTS)).max() < 1e-9
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     clients=st.integers(1, 40),

@@ -107,6 +107,7 @@ def test_a_format_may_be_insisted_on(tmp_path: Path) -> None:
         import_files([path], "excel")
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none() | st.booleans() | st.floats() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
@@ -135,6 +136,7 @@ def spoil(value: Any, data: st.DataObject) -> Any:
     return value | {data.draw(st.sampled_from(sorted(value) or ["x"])): data.draw(st.sampled_from(bad))}
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_a_result_with_any_field_spoilt_is_read_or_told(
